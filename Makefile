@@ -1,0 +1,37 @@
+# Everything a clone needs is built by the first target that needs it, in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup demo test test-all check lint types bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/gnorm demo
+
+test: lint types
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: lint types
+	$(BIN)/python -m pytest -n 2
+
+check: test
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/scoring.py
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

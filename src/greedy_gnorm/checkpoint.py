@@ -1,0 +1,124 @@
+"""Save and load models, pruned or not: both directions in one file."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from greedy_gnorm.errors import GnormError, UnsupportedModel
+from greedy_gnorm.families import FAMILIES
+from greedy_gnorm.files import whole_folder, write_text
+from greedy_gnorm.sites import find_sites, pruned_heads
+from greedy_gnorm.surgery import remove_heads
+
+
+def load(name: str | Path, *, dtype: str | torch.dtype = "auto", trust_remote_code: bool = False) -> Any:
+    """A model from a folder or the hub with the heads it was saved with, in evaluation mode."""
+    config = load_config(name, trust_remote_code=trust_remote_code)
+    plain = _model_class(config)
+    loaded = _pruned_class(plain) if pruned_heads(config) else plain
+    try:
+        model, report = loaded.from_pretrained(
+            str(name), config=config, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise GnormError(f"Can't load the weights of {name}: {_first_line(error)}") from error
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise GnormError(
+            f"{name} has no weights for {', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''}: it was saved "
+            f"as {', '.join(config.architectures or ['?'])}. Fine-tune it as a {plain.__name__} first."
+        )
+    model.__class__ = plain
+    find_sites(model)
+    return model.eval()
+
+
+def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """The configuration of a supported model: from a folder, a JSON file or the hub."""
+    path = Path(name)
+    try:
+        if path.is_file():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            config: Any = transformers.AutoConfig.for_model(**content)
+        elif not path.exists() and (path.is_absolute() or str(name).startswith(".") or str(name).count("/") > 1):
+            raise GnormError(f"There is no model folder {name}.")
+        else:
+            config = transformers.AutoConfig.from_pretrained(str(name), trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise GnormError(f"Can't read a model configuration from {name}: {_first_line(error)}") from error
+    if config.model_type not in FAMILIES:
+        raise UnsupportedModel(
+            f"{name} is a model of type {config.model_type!r}; supported model types are: {', '.join(FAMILIES)}."
+        )
+    return config
+
+
+def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer beside a model."""
+    try:
+        return transformers.AutoTokenizer.from_pretrained(str(name), trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise GnormError(f"Can't load a tokenizer from {name}: {_first_line(error)}") from error
+
+
+def skeleton(config: Any) -> Any:
+    """A classifier of this configuration without weights (on the meta device), its recorded heads removed."""
+    plain = _model_class(config)
+    with torch.device("meta"):
+        model = (_pruned_class(plain) if pruned_heads(config) else plain)(copy.deepcopy(config))
+    model.__class__ = plain
+    return model
+
+
+def save(model: Any, tokenizer: Any, folder: Path, *, card: str | None = None) -> None:
+    """Write the model (config.json with `pruned_heads`, safetensors), its tokenizer and its card, all or nothing."""
+    with whole_folder(folder) as partial:
+        model.save_pretrained(partial)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+        if card is not None:
+            write_text(partial / "README.md", card)
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """A short hash of all weights: two models with the same one are the same model."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, parameter in sorted(model.named_parameters()):
+        tensor = parameter.detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def _model_class(config: Any) -> Any:
+    """The class that saved the model where it is one of transformers', else its family's sequence classifier."""
+    for name in config.architectures or ():
+        if name.endswith("ForSequenceClassification") and hasattr(transformers, name):
+            return getattr(transformers, name)
+    return transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
+
+
+def _pruned_class(plain: Any) -> Any:
+    """The class with its recorded heads cut out as soon as it is built, so that cut weights find their shapes."""
+
+    class Pruned(plain):  # type: ignore[misc]
+        def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
+            whole = copy.deepcopy(config)
+            whole.pruned_heads = {}
+            super().__init__(whole, *arguments, **options)
+            remove_heads(self, pruned_heads(config))
+
+    Pruned.__name__ = plain.__name__
+    return Pruned
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

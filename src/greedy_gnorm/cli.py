@@ -1,0 +1,263 @@
+"""The command line: one thin call per command."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from greedy_gnorm import console, figures
+from greedy_gnorm.config import Settings, read_yaml
+from greedy_gnorm.errors import GnormError, RunFolderError
+from greedy_gnorm.files import write_json
+from greedy_gnorm.heads import matrix_to_json
+from greedy_gnorm.measure import HEADER, as_csv, as_markdown, table_cells
+from greedy_gnorm.objectives import OBJECTIVES
+from greedy_gnorm.rules import RULES, forms
+from greedy_gnorm.scores import SCORES
+from greedy_gnorm.strategies import STRATEGIES
+from greedy_gnorm.tables import model_size_table
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+SCORING = (
+    "objective", "samples", "seed", "text", "text_pair", "label", "label_map", "dtype", "device", "tokens_per_batch",
+    "trust_remote_code",
+)  # fmt: skip
+PRUNING = tuple(setting.name for setting in fields(Settings))
+
+
+def with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each of these settings; it receives them together, as a dict."""
+    hints = get_type_hints(Settings)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            part for part in inspect.signature(command, eval_str=True).parameters.values() if part.name != "settings"
+        ]
+        options = [
+            inspect.Parameter(
+                setting.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=list(setting.default) if isinstance(setting.default, tuple) else setting.default,
+                annotation=Annotated[_option_type(hints[setting.name]), typer.Option(help=_help(setting))],
+            )
+            for setting in fields(Settings)
+            if setting.name in names
+        ]
+
+        def wrapper(**given: Any) -> None:
+            command(settings={name: given.pop(name) for name in names}, **given)
+
+        wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+        wrapper.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {part.name: part.annotation for part in [*own, *options]}
+        return wrapper
+
+    return decorate
+
+
+def _option_type(hint: Any) -> Any:
+    return list[str] if hint == tuple[str, ...] else hint
+
+
+def _help(setting: Any) -> str:
+    choices = {"stop": f" {forms()}.", "objective": f" {', '.join(OBJECTIVES)}."}
+    return str(setting.metadata["help"]) + choices.get(setting.name, "")
+
+
+def _from_file(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the defaults of this command from a YAML file."""
+    if path is not None:
+        content = read_yaml(path)
+        known = {parameter.name for parameter in context.command.params}
+        unknown = sorted(set(content) - known)
+        if unknown:
+            raise GnormError(f"{path}: unknown setting {unknown[0]!r}. Settings: {', '.join(sorted(map(str, known)))}.")
+        stop = content.get("stop")
+        context.default_map = {**content, **({"stop": [stop]} if isinstance(stop, str) else {})}
+    return path
+
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a name on the hub.")]
+Data = Annotated[str, typer.Option(help="csv, tsv, jsonl, parquet, a folder of them, or hub:NAME[:CONFIG][:SPLIT].")]
+Out = Annotated[Path, typer.Option(help="The folder to write to.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors and the result.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", callback=_from_file, is_eager=True, help="A YAML file with any of these options."),
+]
+
+
+@app.callback(help="Prune attention heads from Hugging Face transformer models: Greedy-Gnorm, exact and fast.")
+def root(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error (anywhere on the line).")
+    ] = False,
+) -> None:
+    """Options of every command; `main` takes --debug off the line before."""
+
+
+@app.command()
+@with_settings(*PRUNING)
+def prune(
+    model: Model,
+    data: Data,
+    out: Out,
+    settings: dict[str, Any],
+    eval_data: Annotated[str | None, typer.Option(help="Evaluate on other data, written like --data.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    config: Config = None,
+) -> None:
+    """Prune a classifier: score, remove the least important head, score again, until a rule says stop."""
+    from greedy_gnorm.run import prune as run_prune
+
+    with console.messages(quiet=quiet), console.StepDisplay(quiet=quiet) as display:
+        try:
+            run = run_prune(model, None, data, eval_data=eval_data, out=out, resume=resume, on_step=display, **settings)
+        except KeyboardInterrupt:
+            raise Interrupted(out) from None
+    if as_json:
+        console.show_json({**run.summary(), "out": str(out)})
+    else:
+        console.show_run(run, out)
+
+
+@app.command()
+@with_settings(*SCORING)
+def score(
+    model: Model,
+    data: Data,
+    out: Out,
+    settings: dict[str, Any],
+    name: Annotated[str, typer.Option("--score", help=f"The score: {', '.join(SCORES)}.")] = "gnorm",
+    quiet: Quiet = False,
+    as_json: Json = False,
+    config: Config = None,
+) -> None:
+    """Score every head once: scores.json and a heat map."""
+    from greedy_gnorm.run import score as run_score
+
+    with console.messages(quiet=quiet):
+        scores = run_score(model, data, score=name, **settings)
+    content = {
+        "model": model,
+        "data": data,
+        "score": name,
+        "settings": settings,
+        "values": matrix_to_json(scores.values),
+        "parts": {part: matrix_to_json(matrix) for part, matrix in scores.parts.items()},
+        "order": [list(head) for head in scores.order()],
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "scores.json", content)
+        figures.save(figures.heat_map(scores, name), out / "scores")
+    except OSError as error:
+        raise RunFolderError(f"Can't write to {out}: {error.strerror or error}.") from error
+    if as_json:
+        console.show_json(content)
+    elif not quiet:
+        lowest, highest = scores.order()[:5], scores.order(highest_first=True)[:5]
+        console.out.print(f"Least important heads (site.head): {', '.join(map(str, lowest))}", highlight=False)
+        console.out.print(f"Most important: {', '.join(map(str, highest))}", highlight=False)
+        console.out.print(
+            f"Matrix {out / 'scores.json'}, heat map {out / 'scores.png'}", highlight=False, soft_wrap=True
+        )
+
+
+class TableFormat(StrEnum):
+    table = "table"
+    csv = "csv"
+    md = "md"
+
+
+@app.command()
+def table(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|CONFIG", help="A model or run folder, a config.json, a hub name.")
+    ],
+    removed: Annotated[int | None, typer.Option(help="Heads to remove, for the columns after pruning.")] = None,
+    form: Annotated[TableFormat, typer.Option("--format", help="How to print it.")] = TableFormat.table,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Allow the model's own code.")] = False,
+) -> None:
+    """The parameter table before and after; no weights are loaded."""
+    with console.messages(quiet=True):
+        rows, quality = model_size_table(model, removed, trust_remote_code=trust_remote_code)
+    cells = table_cells(rows, quality)
+    if form is TableFormat.table:
+        console.show_table(HEADER, cells)
+    else:
+        print((as_csv if form is TableFormat.csv else as_markdown)(HEADER, cells), end="")
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """List methods, scores, objectives and stopping rules."""
+    rows = [
+        {
+            "--method": name,
+            "score": strategy.score,
+            "removes first": "highest" if strategy.highest_first else "lowest",
+            "scores": "every step" if strategy.recompute else "once",
+            "cost of a scoring": SCORES[strategy.score].cost,
+            "paper": SCORES[strategy.score].paper,
+        }
+        for name in STRATEGIES
+        if (strategy := STRATEGIES[name])
+    ]
+    objectives = {
+        name: OBJECTIVES[name].about + (", needs labels" if OBJECTIVES[name].needs_labels else "")
+        for name in OBJECTIVES
+    }
+    rules = {RULES[name].form: RULES[name].about for name in RULES}
+    if as_json:
+        console.show_json({"methods": rows, "objectives": objectives, "rules": rules})
+        return
+    console.show_table(list(rows[0]), [list(row.values()) for row in rows], numbers=False)
+    for name, column, content in (
+        ("objective", "the number per sentence", objectives),
+        ("stop", "when the run ends", rules),
+    ):
+        cells = [list(row) for row in content.items()]
+        console.show_table([f"--{name}", column], cells, numbers=False)
+
+
+class Interrupted(Exception):
+    """Ctrl-C during a run whose journal is safe."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"Interrupted. The steps so far are in {folder}; go on with the same command and --resume.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code: 0 well, 2 for what the user can mend, 130 for Ctrl-C."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        app([part for part in given if part != "--debug"], prog_name="gnorm")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    except GnormError as error:
+        if debug:
+            raise
+        console.err.print(f"Error: {error}", style="red", markup=False, soft_wrap=True)
+        return 2
+    except Interrupted as error:
+        console.err.print(str(error), markup=False, soft_wrap=True)
+        return 130
+    return 0
+
+
+def run() -> None:
+    """The `gnorm` command."""
+    sys.exit(main())

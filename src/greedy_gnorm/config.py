@@ -1,0 +1,83 @@
+"""Settings of a run: one definition for Python, YAML files and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from greedy_gnorm.errors import GnormError
+
+DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
+
+
+def _setting(default: Any, about: str) -> Any:
+    return field(default=default, metadata={"help": about})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a run can be told besides the model, the data and where to write."""
+
+    method: str = _setting("greedy-gnorm", "Which heads go: one of `gnorm methods`.")
+    objective: str = _setting("logit-norm", "The number per sentence whose gradients are scored.")
+    stop: tuple[str, ...] = _setting(("knee",), "When to stop; several may be given, the first that fires stops.")
+    samples: int | None = _setting(512, "Rows to score on, seeded and stratified; 0 means all.")
+    eval_samples: int | None = _setting(None, "Rows to evaluate on; all by default.")
+    seed: int = _setting(0, "Seed of samples, divisions and random scores.")
+    text: str | None = _setting(None, "The column of the text; found by name by default.")
+    text_pair: str | None = _setting(None, "The column of the second text of a pair; found by name by default.")
+    label: str | None = _setting(None, "The column of the label; found by name by default.")
+    label_map: str | None = _setting(None, "The data's labels as the model's: neg=NEGATIVE,pos=POSITIVE.")
+    protect: str | None = _setting(None, "Heads that stay, SITE.HEAD or a whole SITE: 0.3,0.7,11.")
+    min_heads: int = _setting(0, "Heads that every site keeps at the least.")
+    heads_per_step: int | None = _setting(None, "Heads to remove a step, instead of the method's own number.")
+    recompute: int | None = _setting(None, "Score again every so many steps (0: never), instead of the method's own.")
+    dtype: str = _setting("auto", f"Precision of the work: {', '.join(DTYPES)}; auto is float32 for half precision.")
+    device: str | None = _setting(
+        None, "Where to compute: cpu, cuda, cuda:1, mps; a GPU by default where there is one."
+    )
+    tokens_per_batch: int = _setting(2048, "Tokens in a batch, padding included.")
+    trust_remote_code: bool = _setting(False, "Allow code that comes with the model to run.")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        if self.samples == 0:
+            object.__setattr__(self, "samples", None)
+        if self.dtype not in DTYPES:
+            raise GnormError(f"Unknown dtype {self.dtype!r}. Choose from: {', '.join(DTYPES)}.")
+        for name in ("samples", "eval_samples", "tokens_per_batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise GnormError(f"{name} must be at least 1, not {value}.")
+        if self.min_heads < 0:
+            raise GnormError(f"min_heads can't be negative: {self.min_heads}.")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Settings:
+        """Settings from names and values; an unknown name is refused with those that exist."""
+        known = [setting.name for setting in fields(cls)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise GnormError(f"Unknown setting {unknown[0]!r}. Settings: {', '.join(known)}.")
+        return cls(**given)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for run.json and YAML."""
+        return {**asdict(self), "stop": list(self.stop)}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The names and values of a YAML file, hyphens in names read as underscores; safe loading only."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise GnormError(f"Can't read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise GnormError(f"{path} must hold names and values, such as `method: greedy-gnorm`.")
+    return {str(name).replace("-", "_"): value for name, value in content.items()}

@@ -1,0 +1,163 @@
+"""What a person sees in the terminal: progress, summaries, tables. Progress goes to stderr, results to stdout."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from greedy_gnorm.heads import Step
+from greedy_gnorm.measure import MEGABYTE
+from greedy_gnorm.outcome import Run
+
+out = Console()
+err = Console(stderr=True)
+
+
+@contextmanager
+def messages(*, quiet: bool) -> Iterator[None]:
+    """Notes and warnings of the library as plain lines on stderr; the libraries below are kept from chatting."""
+    import datasets
+    import transformers
+
+    datasets.disable_progress_bars()
+    logging_of_transformers: Any = transformers.utils.logging
+    logging_of_transformers.disable_progress_bar()
+    logging_of_transformers.set_verbosity_error()
+    handler = RichHandler(console=err, show_time=False, show_level=False, show_path=False, markup=False)
+    log = logging.getLogger("greedy_gnorm")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING if quiet else logging.INFO)
+    show = warnings.showwarning
+    warnings.showwarning = _show_warning
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    if issubclass(category, UserWarning):
+        err.print(f"Warning: {message}", style="yellow", markup=False, soft_wrap=True)
+
+
+class StepDisplay:
+    """Shows each step: a bar on a terminal, a line a step elsewhere, nothing when quiet."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.gone = 0
+        self.timed: tuple[float, int] | None = None
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            console=err,
+        )
+        self.task: TaskID | None = None
+
+    def __enter__(self) -> StepDisplay:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.task is not None:
+            self.bar.stop()
+
+    def __call__(self, step: Step, limit: int) -> None:
+        if self.quiet:
+            return
+        self.gone += len(step.removed)
+        state = f"{_quality(step)}  {self._time_left(limit)}"
+        if not err.is_terminal:
+            heads = ", ".join(map(str, step.removed)) or "none"
+            err.print(
+                f"step {step.step}  heads {self.gone}/{limit}  removed {heads}  {state}",
+                soft_wrap=True,
+                highlight=False,
+            )
+            return
+        if self.task is None:
+            self.bar.start()
+            self.task = self.bar.add_task("Pruning heads", total=limit, state="")
+        self.bar.update(self.task, completed=self.gone, state=state)
+
+    def _time_left(self, limit: int) -> str:
+        """From the pace since the first step seen: at most, for a rule may stop earlier."""
+        now = time.monotonic()
+        if self.timed is None or self.gone == self.timed[1]:
+            self.timed = (now, self.gone)
+            return ""
+        seconds = (now - self.timed[0]) / (self.gone - self.timed[1]) * (limit - self.gone)
+        return f"at most {duration(seconds)} left"
+
+
+def _quality(step: Step) -> str:
+    name, value = next(iter(step.quality.items()))
+    return f"{name} {value:.4f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def show_table(header: Sequence[str], cells: Sequence[Sequence[str]], *, numbers: bool = True) -> None:
+    """A table on stdout, numbers to the right; not squeezed where the output is no terminal."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(header):
+        table.add_column(name, justify="right" if numbers and place else "left")
+    for row in cells:
+        table.add_row(*row)
+    (out if out.is_terminal else Console(width=200)).print(table)
+
+
+def show_run(run: Run, folder: Path | None) -> None:
+    """What was removed, what it cost, where things lie."""
+    summary = run.summary()
+    removed, total = summary["heads"]["removed"], summary["heads"]["total"]
+    out.print()
+    out.print(f"Removed {removed} of {total} heads ({removed / total:.0%}); ended: {run.reason}.", highlight=False)
+    if not removed:
+        out.print("No step was better than keeping every head: the saved model is the one you gave.", highlight=False)
+    cells = [[name, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}"] for name, (a, b) in summary["quality"].items()]
+    before, after = summary["parameters"]
+    cells.append(["parameters", f"{before:,}", f"{after:,}", f"{after / before - 1:+.1%}"])
+    before, after = summary["bytes"]
+    cells.append(["MB", f"{before / MEGABYTE:.2f}", f"{after / MEGABYTE:.2f}", f"{after / before - 1:+.1%}"])
+    show_table(["", "before", "after", "change"], cells)
+    out.print(f"{summary['steps']} steps in {duration(summary['seconds'])}.", highlight=False)
+    if folder is not None:
+        out.print(
+            f"Model    {folder / 'model'}     (gg.load({str(folder / 'model')!r}))", highlight=False, soft_wrap=True
+        )
+        out.print(f"Journal  {folder / 'journal.jsonl'}, {folder / 'run.json'}", highlight=False, soft_wrap=True)
+        out.print(
+            f"Curve    {folder / 'figures' / 'curve.png'}, {folder / 'tables' / 'curve.csv'}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def show_json(content: Any) -> None:
+    """Plain JSON on stdout."""
+    print(json.dumps(content, indent=2, allow_nan=False))

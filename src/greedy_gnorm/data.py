@@ -1,0 +1,318 @@
+"""Rows for scoring and rows for evaluation: columns, labels, division, samples, batches."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import logging
+import math
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+import torch
+from torch import nn
+
+from greedy_gnorm.batches import Batch, Batches, bucketed, padded, ready_batches
+from greedy_gnorm.config import Settings
+from greedy_gnorm.errors import DataError
+from greedy_gnorm.labels import Label, parse_label_map, to_model_labels
+from greedy_gnorm.problems import problem_of
+from greedy_gnorm.sources import WHOLE, Tables, read_tables
+
+log = logging.getLogger("greedy_gnorm")
+
+PAIRS = (
+    ("text", "text_pair"),
+    ("text", "text2"),
+    ("text1", "text2"),
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("question", "passage"),
+    ("query", "passage"),
+)
+TEXTS = (
+    "text",
+    "sentence",
+    "content",
+    "review",
+    "tweet",
+    "document",
+    "headline",
+    "title",
+    "premise",
+    "question",
+    "query",
+)
+LABELS = ("label", "labels", "gold_label", "class", "target", "category", "sentiment", "emotion", "intent", "score")
+
+
+class Row(NamedTuple):
+    """One sentence or pair, and its label as the model counts it (None where there is none)."""
+
+    text: str
+    pair: str | None
+    label: Label | None
+
+    @property
+    def words(self) -> tuple[str, str | None]:
+        """What makes two rows the same: the text, whatever the label."""
+        return self.text, self.pair
+
+
+def scoring_batches(
+    model: nn.Module, tokenizer: Any, data: Any, settings: Settings, *, needs_labels: bool = False
+) -> Batches:
+    """Batches for a score alone: the validation rows where there is such a split, else the training rows, else all."""
+    if is_ready(data):
+        return ready_batches(data, seed=settings.seed)
+    tables = read_tables(data)
+    split = _first(tables, "validation", "train", WHOLE, "test")
+    rows = sampled(_rows(tables, split, model, settings, needs_labels), settings.samples, settings.seed)
+    log.info("scoring: %d rows of %s", len(rows), split)
+    return encode(rows, model, tokenizer, settings)
+
+
+def both_batches(
+    model: nn.Module, tokenizer: Any, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool
+) -> tuple[Batches, Batches]:
+    """Batches for scoring and for evaluation, of different rows unless the caller gives the same ones."""
+    if is_ready(data) or is_ready(eval_data):
+        if not is_ready(data) or not is_ready(eval_data):
+            raise DataError("Ready batches can't be divided: give ready batches as data and as eval_data.")
+        return ready_batches(data, seed=settings.seed), ready_batches(eval_data, seed=settings.seed)
+    tables = read_tables(data)
+    if eval_data is not None:
+        eval_tables = read_tables(eval_data)
+        scoring_split = _first(tables, "validation", "train", WHOLE, "test")
+        evaluation_split = _first(eval_tables, "test", "validation", WHOLE, "train")
+        scoring = _rows(tables, scoring_split, model, settings, needs_labels)
+        evaluation = _rows(eval_tables, evaluation_split, model, settings, True)
+    elif len(tables) == 1:
+        scoring_split = evaluation_split = next(iter(tables))
+        scoring, evaluation = divided(_rows(tables, scoring_split, model, settings, True), settings)
+    else:
+        evaluation_split = _first(_labelled(tables, settings), "test", "validation", "train")
+        scoring_split = _first(
+            {name: t for name, t in tables.items() if name != evaluation_split}, "validation", "train"
+        )
+        scoring = _rows(tables, scoring_split, model, settings, needs_labels)
+        evaluation = _rows(tables, evaluation_split, model, settings, True)
+    scoring = sampled(scoring, settings.samples, settings.seed)
+    evaluation = sampled(evaluation, settings.eval_samples, settings.seed)
+    check_evaluation(evaluation, problem_of(model).name)
+    _warn_of_overlap(scoring, evaluation)
+    log.info("scoring: %d rows of %s", len(scoring), scoring_split)
+    log.info("evaluation: %d rows of %s", len(evaluation), evaluation_split)
+    return encode(scoring, model, tokenizer, settings), encode(evaluation, model, tokenizer, settings)
+
+
+def is_ready(data: Any) -> bool:
+    """Whether the caller gave batches (dicts with input_ids) rather than rows."""
+    return isinstance(data, list | tuple) and bool(data) and all(hasattr(b, "keys") and "input_ids" in b for b in data)
+
+
+def _first(tables: Tables, *names: str) -> str:
+    return next((name for name in names if name in tables), next(iter(tables)))
+
+
+def _labelled(tables: Tables, settings: Settings) -> Tables:
+    """The splits whose labels are there: some data sets hide those of their test split behind -1."""
+    labelled = {}
+    for name, table in tables.items():
+        column = find_columns(table, settings).label
+        hidden = column is not None and all(value in (-1, None) for value in table[column])
+        if hidden:
+            log.info("the %s split has no labels; it is left out", name)
+        else:
+            labelled[name] = table
+    return labelled or tables
+
+
+class Columns(NamedTuple):
+    text: str
+    pair: str | None
+    label: str | None
+
+
+def find_columns(table: datasets.Dataset, settings: Settings) -> Columns:
+    """The columns the user named, else those with a usual name."""
+    there = list(table.column_names)
+    for option, name in (("--text", settings.text), ("--text-pair", settings.text_pair), ("--label", settings.label)):
+        if name is not None and name not in there:
+            raise DataError(f"There is no column {name!r} ({option}). Columns: {', '.join(there)}.")
+    label = settings.label or next((name for name in LABELS if name in there), None)
+    if settings.text is not None:
+        return Columns(settings.text, settings.text_pair, label)
+    text, pair = next((both for both in PAIRS if set(both) <= set(there)), (None, None))
+    text = text or next((name for name in TEXTS if name in there), None)
+    if text is None:
+        raise DataError(f"Which column is the text? Name it with --text. Columns: {', '.join(there)}.")
+    return Columns(text, settings.text_pair or pair, label)
+
+
+def _rows(tables: Tables, split: str, model: nn.Module, settings: Settings, needs_labels: bool) -> list[Row]:
+    """The rows of a split, their texts checked and their labels mapped."""
+    table = tables[split]
+    columns = find_columns(table, settings)
+    if columns.label is None and needs_labels:
+        raise DataError(f"Which column is the label? Name it with --label. Columns: {', '.join(table.column_names)}.")
+    texts = _texts(table, columns.text)
+    pairs: Sequence[str | None] = [None] * len(texts) if columns.pair is None else _texts(table, columns.pair)
+    labels: Sequence[Label | None] = [None] * len(texts)
+    if columns.label is not None:
+        values = list(table[columns.label])
+        missing = [row for row, value in enumerate(values) if _is_missing(value)]
+        if missing:
+            raise DataError(f"{len(missing)} rows of {split} have no {columns.label!r}: {_numbers(missing)}.")
+        names = getattr(table.features[columns.label], "names", None)
+        label_map = parse_label_map(settings.label_map)
+        labels = to_model_labels(values, names, model.config, problem_of(model).name, label_map)
+    return [Row(*row) for row in zip(texts, pairs, labels, strict=True)]
+
+
+def _texts(table: datasets.Dataset, column: str) -> list[str]:
+    values = list(table[column])
+    missing = [row for row, value in enumerate(values) if _is_missing(value)]
+    if missing:
+        raise DataError(f"{len(missing)} rows have no text in {column!r} (empty or NaN): {_numbers(missing)}.")
+    odd = [row for row, value in enumerate(values) if not isinstance(value, str)]
+    if odd:
+        raise DataError(f"Column {column!r} holds {type(values[odd[0]]).__name__}, not text, in {_numbers(odd)}.")
+    return values
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _numbers(rows: Sequence[int], most: int = 5) -> str:
+    more = f" and {len(rows) - most} more" if len(rows) > most else ""
+    return f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:most]))}{more} (counted from 0)"
+
+
+def stratified(labels: Sequence[Any], count: int, seed: int) -> list[int]:
+    """`count` places drawn so that every label keeps its share, ascending; the same for the same seed."""
+    random = np.random.default_rng(seed)
+    groups: dict[Any, list[int]] = {}
+    for place, label in enumerate(labels):
+        groups.setdefault(label, []).append(place)
+    exact = {label: len(places) * count / len(labels) for label, places in groups.items()}
+    shares = {label: int(share) for label, share in exact.items()}
+    by_remainder = sorted(groups, key=lambda label: (shares[label] - exact[label], groups[label][0]))
+    for label in by_remainder[: count - sum(shares.values())]:
+        shares[label] += 1
+    return sorted(
+        int(place) for label, places in groups.items() for place in random.permutation(places)[: shares[label]]
+    )
+
+
+def _strata(rows: Sequence[Row]) -> list[Any]:
+    """What a sample is stratified by: classes; a number or a set of labels has none."""
+    return [row.label if isinstance(row.label, int) else None for row in rows]
+
+
+def sampled(rows: list[Row], count: int | None, seed: int) -> list[Row]:
+    """At most `count` rows, seeded and stratified; all where it is None."""
+    if count is None or count >= len(rows):
+        return rows
+    return [rows[place] for place in stratified(_strata(rows), count, seed)]
+
+
+def divided(rows: list[Row], settings: Settings) -> tuple[list[Row], list[Row]]:
+    """Scoring and evaluation rows out of one table, no text in both: at most half of the texts are for scoring."""
+    unique = list({row.words: row for row in reversed(rows)}.values())[::-1]
+    if len(unique) < 2:
+        raise DataError(
+            f"{len(unique)} different text can't be divided into scoring and evaluation rows: give eval_data."
+        )
+    half = len(unique) // 2
+    count = half if settings.samples is None else max(1, min(settings.samples, half))
+    scoring = sampled(unique, count, settings.seed)
+    taken = {row.words for row in scoring}
+    return scoring, [row for row in rows if row.words not in taken]
+
+
+def check_evaluation(rows: Sequence[Row], problem: str) -> None:
+    """Refuse rows on which quality can't be told."""
+    if problem != "regression" and len({row.label for row in rows}) == 1:
+        raise DataError(
+            f"All {len(rows)} evaluation rows have the same label: every answer would be right or wrong at once. "
+            f"Give rows of at least two classes."
+        )
+
+
+def _warn_of_overlap(scoring: Sequence[Row], evaluation: Sequence[Row]) -> None:
+    seen = {row.words for row in evaluation}
+    shared = sum(row.words in seen for row in scoring)
+    if shared:
+        warnings.warn(
+            f"{shared} of {len(scoring)} scoring rows are evaluation rows too: the quality is measured partly on what "
+            f"the heads were chosen by.",
+            stacklevel=3,
+        )
+
+
+def encode(rows: Sequence[Row], model: nn.Module, tokenizer: Any, settings: Settings) -> Batches:
+    """Tokenise once, cut what is too long (and say so), put rows of like length together."""
+    if tokenizer is None:
+        raise DataError("Rows of text need a tokenizer.")
+    limit = longest_input(model, tokenizer)
+    tokenised, truncated = _tokenised(rows, tokenizer, limit)
+    if truncated:
+        log.info("%d of %d rows are longer than the model's %d tokens and were cut", truncated, len(rows), limit)
+    fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0}
+    if fill["input_ids"] is None:
+        raise DataError("The tokenizer has no padding token.")
+    accepted = inspect.signature(model.forward).parameters
+    padding = {name: value for name, value in fill.items() if name in tokenised[0] and name in accepted}
+    labels = None if any(row.label is None for row in rows) else torch.tensor([row.label for row in rows])
+    items = []
+    for group in bucketed([len(row["input_ids"]) for row in tokenised], settings.tokens_per_batch):
+        inputs = padded([tokenised[place] for place in group], padding)
+        items.append(Batch(inputs, None if labels is None else labels[group], tuple(group)))
+    return Batches(tuple(items), fingerprint(rows), settings.seed, truncated)
+
+
+def _tokenised(rows: Sequence[Row], tokenizer: Any, limit: int) -> tuple[list[dict[str, list[int]]], int]:
+    """Token ids and masks of each row, and how many rows had to be cut."""
+
+    def call(some: Sequence[Row], **options: Any) -> list[dict[str, list[int]]]:
+        pairs = None if some[0].pair is None else [row.pair for row in some]
+        columns = tokenizer([row.text for row in some], pairs, return_attention_mask=True, verbose=False, **options)
+        return [{name: columns[name][place] for name in columns} for place in range(len(some))]
+
+    tokenised = call(rows)
+    long = [place for place, row in enumerate(tokenised) if len(row["input_ids"]) > limit]
+    if long:
+        cut = call([rows[place] for place in long], truncation=True, max_length=limit)
+        for place, row in zip(long, cut, strict=True):
+            tokenised[place] = row
+    return tokenised, len(long)
+
+
+def longest_input(model: nn.Module, tokenizer: Any) -> int:
+    """How many tokens model and tokenizer take."""
+    positions: Any = next(module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    # RoBERTa's positions start behind the padding token's
+    start = 0 if positions.padding_idx is None else positions.padding_idx + 1
+    return min(int(positions.num_embeddings) - start, int(tokenizer.model_max_length))
+
+
+def fingerprint(rows: Sequence[Row]) -> str:
+    """A short hash of texts and labels in their order."""
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+
+
+def class_counts(batches: Batches) -> dict[int, int]:
+    """Rows by class number."""
+    labels = [batch.labels.tolist() for batch in batches if batch.labels is not None and batch.labels.ndim == 1]
+    return dict(sorted(Counter(label for some in labels for label in some).items()))

@@ -1,0 +1,62 @@
+"""Quality of a model on the evaluation rows (scikit-learn's measures)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from sklearn import metrics
+from torch import Tensor, nn
+
+from greedy_gnorm.batches import Batches
+from greedy_gnorm.errors import DataError
+from greedy_gnorm.modes import evaluating
+from greedy_gnorm.objectives import logits_of, row_losses
+from greedy_gnorm.problems import problem_of
+
+
+def evaluate(model: nn.Module, batches: Batches) -> dict[str, float]:
+    """The problem's measures, the first of which is the one that rules and curves follow, and the mean loss."""
+    logits, labels = predictions(model, batches)
+    problem = problem_of(model).name
+    losses = row_losses(logits.double(), labels, problem)
+    return {**measures(logits.double().numpy(), labels.numpy(), problem), "loss": float(losses.mean())}
+
+
+def predictions(model: nn.Module, batches: Batches) -> tuple[Tensor, Tensor]:
+    """Logits and labels of all rows, in the order of the data."""
+    logits: list[Tensor] = []
+    labels: list[Tensor] = []
+    rows: list[int] = []
+    with evaluating(model), torch.inference_mode():
+        for batch in batches:
+            if batch.labels is None:
+                raise DataError("Quality needs labels, and these evaluation rows have none.")
+            logits.append(logits_of(model, batch).cpu())
+            labels.append(batch.labels.cpu())
+            rows += batch.rows
+    order = torch.tensor(rows).argsort()
+    return torch.cat(logits)[order], torch.cat(labels)[order]
+
+
+def measures(logits: NDArray[Any], labels: NDArray[Any], problem: str) -> dict[str, float]:
+    """The measures of one problem, best-known first."""
+    if problem == "regression":
+        numbers = logits[:, 0] if logits.shape[1] == 1 else logits
+        return {
+            "r2": float(metrics.r2_score(labels, numbers)),
+            "mean_absolute_error": float(metrics.mean_absolute_error(labels, numbers)),
+        }
+    if problem == "multi_label_classification":
+        chosen = (logits > 0).astype(int)
+        return {
+            "micro_f1": float(metrics.f1_score(labels, chosen, average="micro", zero_division=0)),
+            "macro_f1": float(metrics.f1_score(labels, chosen, average="macro", zero_division=0)),
+            "accuracy": float(metrics.accuracy_score(labels, chosen)),
+        }
+    predicted = logits.argmax(-1)
+    return {
+        "accuracy": float(metrics.accuracy_score(labels, predicted)),
+        "macro_f1": float(metrics.f1_score(labels, predicted, average="macro", zero_division=0)),
+    }

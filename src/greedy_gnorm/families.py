@@ -1,0 +1,81 @@
+"""Where each model family keeps its attention: a table. A new family is a new row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from greedy_gnorm.registry import Registry
+
+Position = tuple[int, ...]
+"""The numbers that stand for the `*` of a family's `attention` pattern, such as (layer,) or (group, inner layer)."""
+
+
+def once(config: Any, position: Position) -> int:
+    """Every layer has weights of its own."""
+    return 1
+
+
+def albert_applications(config: Any, position: Position) -> int:
+    """How many of ALBERT's layers run through the parameter group at this position."""
+    layers_per_group = config.num_hidden_layers / config.num_hidden_groups
+    return sum(int(layer / layers_per_group) == position[0] for layer in range(config.num_hidden_layers))
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model type: paths of its attention modules in the base model, and of the projections in each.
+
+    `head_count` and `width` name the attributes that count heads and their joint width; they lie beside the query.
+    `title` is the paper's name for the row of the base model in its parameter tables.
+    """
+
+    title: str
+    attention: str
+    query: str
+    key: str
+    value: str
+    output: str
+    head_count: str = "num_attention_heads"
+    width: str = "all_head_size"
+    applications: Callable[[Any, Position], int] = once
+
+
+FAMILIES: Registry[Family] = Registry("model family")
+
+
+def _bert_like(title: str) -> Family:
+    return Family(title, "encoder.layer.*.attention", "self.query", "self.key", "self.value", "output.dense")
+
+
+FAMILIES.add("bert", _bert_like("BERT"))
+FAMILIES.add("roberta", _bert_like("RoBERTa"))
+FAMILIES.add("xlm-roberta", _bert_like("RoBERTa"))
+FAMILIES.add("camembert", _bert_like("RoBERTa"))
+FAMILIES.add("electra", _bert_like("ELECTRA"))
+FAMILIES.add(
+    "albert",
+    Family(
+        "ALBERT",
+        "encoder.albert_layer_groups.*.albert_layers.*.attention",
+        "query",
+        "key",
+        "value",
+        "dense",
+        applications=albert_applications,
+    ),
+)
+FAMILIES.add(
+    "distilbert",
+    Family(
+        "DistilBERT",
+        "transformer.layer.*.attention",
+        "q_lin",
+        "k_lin",
+        "v_lin",
+        "out_lin",
+        head_count="n_heads",
+        width="dim",
+    ),
+)

@@ -1,0 +1,97 @@
+"""Figures of a run (matplotlib), without any global state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from greedy_gnorm.heads import Head, HeadScores, Step
+from greedy_gnorm.rules import curve as curve_points
+
+DARK, ACCENT, MUTED, LIGHT = "#1b3a57", "#c8553d", "#8d99a6", "#dfe6ec"
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write PNG and SVG of the same name."""
+    figure.savefig(path.with_suffix(".png"), dpi=150)
+    figure.savefig(path.with_suffix(".svg"))
+
+
+def curve(steps: Sequence[Step], solution: int, quality: str) -> Figure:
+    """Quality against heads removed, the unpruned level and the solution marked."""
+    figure, axes = _axes(7, 4.2)
+    heads, values = zip(*curve_points(steps), strict=True)
+    axes.axhline(values[0], color=MUTED, linestyle="--", linewidth=1, label=f"unpruned ({values[0]:.3f})")
+    axes.plot(heads, values, color=DARK, linewidth=1.8)
+    axes.plot(
+        heads[solution], values[solution], "o", color=ACCENT, markersize=8,
+        label=f"solution: {heads[solution]:.0f} heads removed ({values[solution]:.3f})",
+    )  # fmt: skip
+    axes.set(xlabel="Heads removed", ylabel=quality.replace("_", " ").capitalize(), xlim=(0, max(heads[-1], 1)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(color=LIGHT)
+    axes.legend(frameon=False)
+    return figure
+
+
+def mask(shape: Sequence[int], removed: Sequence[Head], model: Mapping[str, Any]) -> Figure:
+    """Which heads are left: light is removed, dark is kept; a site that several layers share has a band for each."""
+    gone = np.zeros(tuple(shape))
+    for head in [*(Head(*head) for head in model["removed"]), *removed]:
+        gone[head] = 1
+    gone = np.repeat(gone, model["applications"], axis=0)
+    figure, axes = _matrix_axes(gone.shape)
+    axes.pcolormesh(1 - gone, cmap=_two_colours(), vmin=0, vmax=1, edgecolors="white", linewidth=1)
+    _label_matrix(axes, gone.shape, "Layer" if max(model["applications"]) > 1 else "Site")
+    axes.set_title(f"{int((gone == 0).sum())} of {gone.size} heads kept (dark)")
+    return figure
+
+
+def heat_map(scores: HeadScores, title: str) -> Figure:
+    """Scores by site and head, on a logarithmic scale where the score is a product; removed heads are left white."""
+    values = scores.values if scores.logs is None else scores.logs / np.log(10)
+    figure, axes = _matrix_axes(values.shape, legend=True)
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    picture = axes.pcolormesh(
+        np.ma.masked_invalid(values), cmap="cividis", vmin=low, vmax=high, edgecolors="white", linewidth=1
+    )
+    figure.colorbar(picture, ax=axes, label="score" if scores.logs is None else "log10 of the score")
+    _label_matrix(axes, values.shape, "Site")
+    axes.set_title(title)
+    return figure
+
+
+def _axes(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _matrix_axes(shape: tuple[int, ...], *, legend: bool = False) -> tuple[Figure, Axes]:
+    rows, columns = shape
+    return _axes(1.6 + 0.36 * max(columns, 6) + (1.2 if legend else 0), 1.5 + 0.3 * max(rows, 2))
+
+
+def _label_matrix(axes: Axes, shape: tuple[int, ...], rows: str) -> None:
+    axes.set(xlabel="Head", ylabel=rows)
+    for axis, count in ((axes.xaxis, shape[1]), (axes.yaxis, shape[0])):
+        stride = max(1, count // 12)
+        axis.set_ticks(np.arange(0, count, stride) + 0.5, labels=[str(n) for n in range(0, count, stride)])
+        axis.set_tick_params(length=0)
+    axes.invert_yaxis()
+    axes.set_aspect("equal")
+    axes.spines[:].set_visible(False)
+
+
+def _two_colours() -> Any:
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap([LIGHT, DARK])

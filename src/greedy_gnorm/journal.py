@@ -1,0 +1,108 @@
+"""The record of a run: run.json (what was asked, of what) and journal.jsonl (one Step a line, flushed as made)."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from greedy_gnorm.errors import RunFolderError
+from greedy_gnorm.files import write_json
+from greedy_gnorm.heads import Step
+
+HEADER = "run.json"
+STEPS = "journal.jsonl"
+
+
+class Journal:
+    """Append-only: the steps of one run in its folder."""
+
+    def __init__(self, folder: Path, header: dict[str, Any], steps: list[Step]) -> None:
+        self.folder = folder
+        self.header = header
+        self.steps = steps
+
+    @classmethod
+    def begin(cls, folder: Path, header: dict[str, Any]) -> Journal:
+        """Start a run in a new or empty folder; one that holds anything is refused."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / HEADER).exists():
+                raise RunFolderError(
+                    f"{folder} holds a run already: go on with it by --resume, or name another folder."
+                )
+            if any(folder.iterdir()):
+                raise RunFolderError(f"{folder} is not empty and holds no run: name another folder.")
+            (folder / STEPS).touch()
+            write_json(folder / HEADER, header)
+        except OSError as error:
+            raise RunFolderError(f"Can't write to {folder}: {error.strerror or error}.") from error
+        return cls(folder, header, [])
+
+    @classmethod
+    def resume(cls, folder: Path, header: dict[str, Any]) -> Journal:
+        """Go on with the run in this folder if it is the same run; begin one if there is none."""
+        if not (folder / HEADER).exists():
+            return cls.begin(folder, header)
+        journal = cls.read(folder)
+        differences = [
+            f"{name} was {was!r} and is {now!r} now"
+            for name, was, now in _differences(_identity(journal.header), _identity(header))
+        ]
+        if differences:
+            raise RunFolderError(f"{folder} holds another run: {'; '.join(differences)}. Name another folder.")
+        return journal
+
+    @classmethod
+    def read(cls, folder: Path) -> Journal:
+        """The run in this folder, finished or not; a torn last line is dropped with a word about it."""
+        try:
+            header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+            text = (folder / STEPS).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{folder} holds no readable run: {error}.") from error
+        whole, newline, torn = text.rpartition("\n")
+        if torn:
+            warnings.warn(f"The last line of {folder / STEPS} is torn; that step is done again.", stacklevel=2)
+            (folder / STEPS).write_text(whole + newline, encoding="utf-8")
+        return cls(folder, header, [_step(folder, number, line) for number, line in enumerate(whole.splitlines())])
+
+    def append(self, step: Step) -> None:
+        """Write one step and make sure that it is on the disk."""
+        with (self.folder / STEPS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(step.to_json(), allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.steps.append(step)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Add the outcome to run.json."""
+        self.header = {**self.header, "result": dict(result)}
+        write_json(self.folder / HEADER, self.header)
+
+
+def _step(folder: Path, number: int, line: str) -> Step:
+    try:
+        step = Step.from_json(json.loads(line))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"Line {number + 1} of {folder / STEPS} is damaged ({error!r}).") from error
+    if step.step != number:
+        raise RunFolderError(f"Line {number + 1} of {folder / STEPS} is step {step.step}, not {number}.")
+    return step
+
+
+def _identity(header: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes two runs the same: settings, weights and rows; not where they lie or what wrote them."""
+    return {
+        **header["config"],
+        "model": header["model"]["weights"],
+        **{f"{name} rows": part["fingerprint"] for name, part in header["data"].items()},
+    }
+
+
+def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    names = [*was, *(name for name in now if name not in was)]
+    return [(name, was.get(name), now.get(name)) for name in names if was.get(name) != now.get(name)]

@@ -1,0 +1,236 @@
+"""From a model and data to a pruned model and its record: what `gg.prune`, `gg.score` and the command line call."""
+
+from __future__ import annotations
+
+import copy
+import platform
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from greedy_gnorm.batches import Batches
+from greedy_gnorm.checkpoint import load, load_tokenizer, weights_fingerprint
+from greedy_gnorm.config import Settings
+from greedy_gnorm.data import both_batches, scoring_batches
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.heads import Head, HeadScores, Step, removed_by
+from greedy_gnorm.journal import Journal
+from greedy_gnorm.loop import Protection, Task, prune_steps
+from greedy_gnorm.measure import module_counts, parameter_count
+from greedy_gnorm.objectives import OBJECTIVES
+from greedy_gnorm.outcome import Run, write_outcome
+from greedy_gnorm.problems import problem_of
+from greedy_gnorm.rules import Situation, check_names, parse_rules
+from greedy_gnorm.scores import SCORES
+from greedy_gnorm.sites import Sites, find_sites
+from greedy_gnorm.strategies import STRATEGIES
+from greedy_gnorm.surgery import remove
+
+OnStep = Callable[[Step, int], None]
+"""Called with each new step and the number of heads that may go in all."""
+
+
+def score(
+    model: Any,
+    data: Any,
+    *,
+    tokenizer: Any = None,
+    score: str = "gnorm",
+    **settings: Any,
+) -> HeadScores:
+    """Score every head of a model (object, folder or name) on data; the model is left as it was."""
+    given, function = Settings.of(settings), SCORES[score]
+    objective = OBJECTIVES[given.objective]
+    model, tokenizer = _opened(model, tokenizer, given)
+    needs_labels = function.uses_objective and objective.needs_labels
+    batches = scoring_batches(model, tokenizer, data, given, needs_labels=needs_labels)
+    device, dtype = _device(given), _dtype(model, given)
+    fits = next(model.parameters()).dtype == dtype and next(model.parameters()).device == device
+    sites = find_sites(model if fits else copy.deepcopy(model).to(device, dtype))
+    return function(sites, batches.to(device), objective)
+
+
+def prune(
+    model: Any,
+    tokenizer: Any,
+    data: Any,
+    *,
+    eval_data: Any = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_step: OnStep | None = None,
+    **settings: Any,
+) -> Run:
+    """Prune a copy of a model (object, folder or name); the result has the steps, the solution and the pruned model."""
+    given = Settings.of(settings)
+    strategy = STRATEGIES[given.method].changed(given.recompute, given.heads_per_step)
+    objective = OBJECTIVES[given.objective]
+    check_names(given.stop)
+    source = model if isinstance(model, str | Path) else type(model).__name__
+    model, tokenizer = _opened(model, tokenizer, given)
+    needs_labels = SCORES[strategy.score].uses_objective and objective.needs_labels
+    scoring, evaluation = both_batches(model, tokenizer, data, eval_data, given, needs_labels=needs_labels)
+    device = _device(given)
+    sites = find_sites(copy.deepcopy(model).to(device, _dtype(model, given)))
+    protection = Protection(parse_heads(given.protect, sites), given.min_heads)
+    situation = _situation(sites, protection)
+    task = Task(
+        scoring.to(device),
+        evaluation.to(device),
+        strategy,
+        objective,
+        parse_rules(given.stop, situation),
+        protection,
+        next(model.parameters()).element_size(),
+    )
+    header = _header(
+        model, sites, str(source), (data, scoring), (data if eval_data is None else eval_data, evaluation), given
+    )
+    journal = None
+    if out is not None:
+        journal = (Journal.resume if resume else Journal.begin)(Path(out), header)
+    steps = _walk(sites, task, journal, on_step, task.rules.limit or situation.removable)
+    run = _solved(model, tokenizer, steps, task, header)
+    if journal is not None:
+        write_outcome(run, journal)
+    return run
+
+
+def _walk(sites: Sites, task: Task, journal: Journal | None, on_step: OnStep | None, limit: int) -> list[Step]:
+    """All steps: those of an earlier run first (their heads removed), then new ones, journalled as they come."""
+    steps = list(journal.steps) if journal else []
+    remove(sites, removed_by(steps))
+    for step in prune_steps(sites, task, steps):
+        steps.append(step)
+        if journal is not None:
+            journal.append(step)
+        if on_step is not None:
+            on_step(step, limit)
+    return steps
+
+
+def _solved(model: Any, tokenizer: Any, steps: list[Step], task: Task, header: dict[str, Any]) -> Run:
+    place = task.rules.solution(steps)
+    solution = copy.deepcopy(model)
+    before = module_counts(solution)
+    remove(find_sites(solution), removed_by(steps[: place + 1]))
+    return Run(steps, steps[place], solution.eval(), tokenizer, header, before)
+
+
+def _opened(model: Any, tokenizer: Any, given: Settings) -> tuple[Any, Any]:
+    """The model and tokenizer themselves, where a folder or a name was given."""
+    if isinstance(model, str | Path):
+        tokenizer = tokenizer or load_tokenizer(model, trust_remote_code=given.trust_remote_code)
+        model = load(model, trust_remote_code=given.trust_remote_code)
+    if isinstance(tokenizer, str | Path):
+        tokenizer = load_tokenizer(tokenizer, trust_remote_code=given.trust_remote_code)
+    if not find_sites(model).survivors():
+        raise GnormError("The model has no attention head left.")
+    return model, tokenizer
+
+
+def _device(given: Settings) -> torch.device:
+    if given.device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(given.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise GnormError(f"Can't compute on {given.device!r}: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _dtype(model: nn.Module, given: Settings) -> torch.dtype:
+    """The precision to work in: what the user says, else the model's own but never half."""
+    if given.dtype != "auto":
+        named: torch.dtype = getattr(torch, given.dtype)
+        return named
+    return torch.promote_types(next(model.parameters()).dtype, torch.float32)
+
+
+def parse_heads(text: str | None, sites: Sites) -> frozenset[Head]:
+    """`0.3,0.7,11` as heads: SITE.HEAD, or all heads of SITE."""
+    heads: set[Head] = set()
+    for part in (text or "").replace(" ", "").split(","):
+        site, dot, index = part.partition(".")
+        if not part:
+            continue
+        known = site.isdecimal() and int(site) < len(sites)
+        if not known or (dot and not (index.isdecimal() and int(index) < sites[int(site)].total)):
+            raise GnormError(
+                f"protect: {part!r} names no head. Write SITE.HEAD or SITE; this model has {sites.shape[0]} sites "
+                f"of {sites.shape[1]} heads, counted from 0."
+            )
+        numbers = [int(index)] if dot else range(sites[int(site)].total)
+        heads |= {Head(int(site), number) for number in numbers}
+    return frozenset(heads)
+
+
+def _situation(sites: Sites, protection: Protection) -> Situation:
+    survivors = sites.survivors()
+    removable = list(protection.removable(survivors, survivors))
+    if not removable:
+        raise GnormError("No head can be removed: all are protected, or needed for min_heads.")
+    parameters = parameter_count(sites.model)
+    saved = sum(sites[head.site].parameters_per_head() for head in removable)
+    return Situation(len(survivors), len(removable), parameters, parameters - saved, problem_of(sites.model).quality)
+
+
+def _header(
+    model: nn.Module,
+    sites: Sites,
+    source: str,
+    scoring: tuple[Any, Batches],
+    evaluation: tuple[Any, Batches],
+    given: Settings,
+) -> dict[str, Any]:
+    """What run.json says before the first step."""
+    config: Any = model.config
+    data = {"scoring": scoring, "evaluation": evaluation}
+    return {
+        "model": {
+            "name": source,
+            "type": config.model_type,
+            "weights": weights_fingerprint(model),
+            "parameters": parameter_count(model),
+            "shape": list(sites.shape),
+            "sites": [site.name for site in sites],
+            "applications": [site.applications for site in sites],
+            "removed": [list(head) for head in sites.removed()],
+        },
+        "data": {name: _described(*part) for name, part in data.items()},
+        "config": given.to_json(),
+        "seed": given.seed,
+        "quality": problem_of(model).quality,
+        "versions": versions(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _described(source: Any, batches: Batches) -> dict[str, Any]:
+    return {
+        "source": str(source) if isinstance(source, str | Path) else type(source).__name__,
+        "rows": batches.rows,
+        "batches": len(batches),
+        "truncated": batches.truncated,
+        "fingerprint": batches.fingerprint,
+    }
+
+
+def versions() -> dict[str, str]:
+    """What the numbers of a run depend on."""
+    packages: Sequence[str] = (
+        "greedy-gnorm",
+        "torch",
+        "transformers",
+        "tokenizers",
+        "datasets",
+        "numpy",
+        "scikit-learn",
+    )
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}}

@@ -1,0 +1,77 @@
+"""remove: the only place that cuts weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.heads import Head, by_site
+from greedy_gnorm.sites import AttentionSite, Sites, find_sites
+
+
+def remove_heads(model: nn.Module, heads: Mapping[int, Collection[int]]) -> None:
+    """Remove heads from a model in place, {site: [head, ...]} in original numbering."""
+    remove(find_sites(model), [Head(int(site), int(index)) for site, indices in heads.items() for index in indices])
+
+
+def remove(sites: Sites, heads: Iterable[Head]) -> None:
+    """Cut these heads out of the q, k, v rows and the o columns; the output bias stays. All or nothing."""
+    heads = list(heads)
+    check_removable(sites, heads)
+    if not sites.removed():
+        _own_config(sites.model)
+    for index, gone in by_site(heads).items():
+        _cut(sites[index], set(gone))
+    config: Any = sites.model.config
+    config.pruned_heads = by_site(sites.removed())
+
+
+def check_removable(sites: Sites, heads: list[Head]) -> None:
+    """Refuse a head that does not exist, is gone already or is named twice."""
+    for head in heads:
+        if not 0 <= head.site < len(sites):
+            raise GnormError(f"There is no site {head.site}: this model has sites 0 to {len(sites) - 1}.")
+        site = sites[head.site]
+        if not 0 <= head.index < site.total:
+            raise GnormError(f"There is no head {head.index} at {site}: it has heads 0 to {site.total - 1}.")
+        if head.index not in site.survivors:
+            raise GnormError(f"Head {head.index} of {site} was removed before.")
+    if len(set(heads)) < len(heads):
+        twice = next(head for head in heads if heads.count(head) > 1)
+        raise GnormError(f"Head {twice.index} of {sites[twice.site]} is named twice.")
+
+
+def _own_config(model: nn.Module) -> None:
+    """Give the model its own configuration: other models may share the object, and they keep their heads."""
+    shared = model.config
+    own: Any = copy.deepcopy(shared)
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = own
+
+
+@torch.no_grad()
+def _cut(site: AttentionSite, gone: set[int]) -> None:
+    kept_places = [place for place, head in enumerate(site.survivors) if head not in gone]
+    device = site.query.weight.device
+    starts = torch.tensor(kept_places, dtype=torch.long, device=device) * site.head_size
+    channels = (starts[:, None] + torch.arange(site.head_size, device=device)).flatten()  # (kept * head_size,)
+    for linear in site.projections.values():
+        linear.weight = _sliced(linear.weight, 0, channels)
+        if linear.bias is not None:
+            linear.bias = _sliced(linear.bias, 0, channels)
+        linear.out_features = len(channels)
+    site.output.weight = _sliced(site.output.weight, 1, channels)
+    site.output.in_features = len(channels)
+    site.survivors = [head for head in site.survivors if head not in gone]
+    setattr(site.owner, site.family.head_count, len(site.survivors))
+    setattr(site.owner, site.family.width, len(channels))
+
+
+def _sliced(parameter: Tensor, dim: int, channels: Tensor) -> nn.Parameter:
+    return nn.Parameter(parameter.index_select(dim, channels), requires_grad=parameter.requires_grad)

@@ -1,0 +1,149 @@
+"""Tiny models of every family, tiny data, and the trained ones where they lie beside the project."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch.set_num_threads(1)  # two test processes with two threads each starve one another
+transformers.utils.logging.disable_progress_bar()
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+WORDS = ("good", "bad", "film", "book", "very", "not", "the", "a", "was", "it", "plot", "actor", "dull", "fun", "end")
+
+SMALL = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 48,
+    "num_labels": 3,
+    "pad_token_id": 0,
+}
+FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "roberta": {"max_position_embeddings": 49},
+    "xlm-roberta": {"max_position_embeddings": 49},
+    "camembert": {"max_position_embeddings": 49},
+    "electra": {"embedding_size": 12},
+    "albert": {"embedding_size": 12, "num_hidden_layers": 4},
+    "albert-groups": {"embedding_size": 12, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2},
+    "distilbert": {},
+}
+DISTILBERT_NAMES = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+}
+
+
+def tiny_config(family: str, **changes: Any) -> Any:
+    """A configuration of a few thousand parameters; `albert-groups` is ALBERT with groups and inner groups."""
+    values = {**SMALL, **FAMILY_CONFIGS.get(family, {}), **changes}
+    if family == "distilbert":
+        values = {DISTILBERT_NAMES.get(name, name): value for name, value in values.items()}
+    return transformers.AutoConfig.for_model(family.removesuffix("-groups"), **values)
+
+
+def tiny_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A random classifier whose heads differ: weights several times larger than transformers' own initial ones."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForSequenceClassification.from_config(tiny_config(family, **changes))
+        for parameter in model.parameters():
+            parameter.data += 0.25 * torch.randn_like(parameter)
+    return model.to(dtype).eval()
+
+
+def tiny_batch(rows: int = 5, seed: int = 0, labels: int = 3, longest: int = 12) -> dict[str, torch.Tensor]:
+    """Padded rows of unequal length."""
+    chance = torch.Generator().manual_seed(seed)
+    lengths = [longest - (place * 3) % (longest - 2) for place in range(rows)]
+    ids = torch.zeros(rows, longest, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, :length] = torch.randint(3, 40, (length,), generator=chance)
+    return {
+        "input_ids": ids,
+        "attention_mask": (ids != 0).long(),
+        "labels": torch.randint(0, labels, (rows,), generator=chance),
+    }
+
+
+def tiny_tokenizer() -> Any:
+    """A tokenizer of fifteen words."""
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
+    tokenizer = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+
+
+def tiny_rows(count: int = 60, labels: tuple[str, ...] = ("neg", "neutral", "pos")) -> list[dict[str, Any]]:
+    """Sentences over the tokenizer's words, no two alike, labels in turn."""
+    rows = []
+    for place in range(count):
+        words = [WORDS[(place * step + step) % len(WORDS)] for step in range(1, 3 + place % 5)]
+        rows.append({"text": " ".join(words) + f" {place}", "label": labels[place % len(labels)]})
+    return rows
+
+
+LABEL_NAMES = {"id2label": {0: "neg", 1: "neutral", 2: "pos"}, "label2id": {"neg": 0, "neutral": 1, "pos": 2}}
+
+
+@pytest.fixture(params=list(FAMILY_CONFIGS))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """A tiny named classifier with its tokenizer, saved."""
+    folder = tmp_path / "classifier"
+    tiny_model("bert", num_hidden_layers=2, **LABEL_NAMES).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path) -> Callable[..., Path]:
+    """Write rows as JSON lines and give the path."""
+
+    def write(rows: list[dict[str, Any]], name: str = "rows.jsonl") -> Path:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def data_file(write_rows: Callable[..., Path]) -> Path:
+    return write_rows(tiny_rows())
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """MiniLM fine-tuned on tweets: trained heads."""
+    return shared("models/minilm-tweets")
+
+
+def shared(path: str) -> Path:
+    """A file or folder beside the project, or a skip that says so."""
+    if not (SHARED / path).exists():
+        pytest.skip(f"needs {path} of the shared folder beside the project, which is not here")
+    return SHARED / path
