@@ -151,7 +151,7 @@ def test_other_models_are_refused_by_name():
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     config = AutoConfig.for_model("gpt2", n_embd=16, n_layer=1, n_head=2, vocab_size=20)
-    with pytest.raises(gg.UnsupportedModel, match="'gpt2'.*bert, roberta"):
+    with pytest.raises(gg.UnsupportedModel, match=r"'gpt2'.*bert, roberta"):
         find_sites(AutoModelForSequenceClassification.from_config(config))
     with pytest.raises(gg.UnsupportedModel, match="Linear without a model_type"):
         find_sites(nn.Linear(2, 2))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from greedy_gnorm.errors import GnormError, UnsupportedModel
@@ -29,7 +30,7 @@ def load(name: str | Path, *, dtype: str | torch.dtype = "auto", trust_remote_co
             str(name), config=config, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise GnormError(f"Can't load the weights of {name}: {_first_line(error)}") from error
+        raise GnormError(f"Can't load the weights of {name}: {_in_one_line(error)}") from error
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise GnormError(
@@ -52,8 +53,8 @@ def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
             raise GnormError(f"There is no model folder {name}.")
         else:
             config = transformers.AutoConfig.from_pretrained(str(name), trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise GnormError(f"Can't read a model configuration from {name}: {_first_line(error)}") from error
+    except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
+        raise GnormError(f"Can't read a model configuration from {name}: {_in_one_line(error)}") from error
     if config.model_type not in FAMILIES:
         raise UnsupportedModel(
             f"{name} is a model of type {config.model_type!r}; supported model types are: {', '.join(FAMILIES)}."
@@ -66,7 +67,7 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(str(name), trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise GnormError(f"Can't load a tokenizer from {name}: {_first_line(error)}") from error
+        raise GnormError(f"Can't load a tokenizer from {name}: {_in_one_line(error)}") from error
 
 
 def skeleton(config: Any) -> Any:
@@ -120,5 +121,5 @@ def _pruned_class(plain: Any) -> Any:
     return Pruned
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _in_one_line(error: BaseException) -> str:
+    return " ".join((str(error) or type(error).__name__).split())[:300]

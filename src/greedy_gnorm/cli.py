@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -230,6 +231,35 @@ def methods(as_json: Json = False) -> None:
     ):
         cells = [list(row) for row in content.items()]
         console.show_table([f"--{name}", column], cells, numbers=False)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="The folder to write to; runs/demo by default.")] = None,
+    stop: Annotated[list[str], typer.Option(help=f"When to stop: {forms()}.")] = ["knee"],  # noqa: B006
+    seed: Annotated[int, typer.Option(help="Seed of the training and of the samples.")] = 0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """The main job on the embedded default: train a small classifier of 20 languages, then prune it."""
+    from greedy_gnorm.demo import prepare
+
+    folder = out or _free_folder(Path("runs"), "demo")
+    with console.messages(quiet=quiet):
+        assets = prepare(seed=seed, say=console.silent if quiet else console.say)
+    arguments = {name: setting.default for name, setting in Settings.__dataclass_fields__.items()}
+    prune(
+        model=str(assets.model), data=str(assets.data), out=folder, quiet=quiet, as_json=as_json,
+        **{**arguments, "stop": stop, "seed": seed},
+    )  # fmt: skip
+    if not as_json:
+        console.say_how_to_go_on(folder)
+
+
+def _free_folder(parent: Path, name: str) -> Path:
+    """The first of name, name-2, name-3, ... that is not there yet."""
+    names = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
+    return next(path for each in names if not (path := parent / each).exists())
 
 
 class Interrupted(Exception):

@@ -158,6 +158,22 @@ def show_run(run: Run, folder: Path | None) -> None:
         )
 
 
+def say(text: str) -> None:
+    """A line of progress."""
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def silent(text: str) -> None:
+    """Nothing."""
+
+
+def say_how_to_go_on(folder: Path) -> None:
+    """After the demo: the same with one's own model."""
+    out.print("\nThe same with your own model and labelled text:")
+    out.print("  gnorm prune MODEL --data rows.csv --stop drop=0.01 --out runs/mine", highlight=False, soft_wrap=True)
+    out.print(f"The parameter table of this run: gnorm table {folder}", highlight=False, soft_wrap=True)
+
+
 def show_json(content: Any) -> None:
     """Plain JSON on stdout."""
     print(json.dumps(content, indent=2, allow_nan=False))

@@ -46,11 +46,11 @@ class LabelNames:
     def ids(self, values: Sequence[Any]) -> list[Label]:
         """The model's number of each label; DataError, listing both sides, where one is unknown."""
         table = {value: self.find(value) for value in set(values)}
-        unknown = [value for value, number in table.items() if number is None]
+        unknown = sorted(str(self.written(value)) for value, number in table.items() if number is None)
         if unknown:
             shown = sorted({str(self.written(value)) for value in table})
             raise DataError(
-                f"The model does not know the label {str(self.written(unknown[0]))!r}. "
+                f"The model does not know the label {unknown[0]!r}. "
                 f"Labels in the data: {_listed(shown)}. Labels of the model: {_listed(list(self.by_name))}. "
                 f"Map them with --label-map, such as {shown[0]}={next(iter(self.by_name))}."
             )

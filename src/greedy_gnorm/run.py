@@ -125,7 +125,7 @@ def _solved(model: Any, tokenizer: Any, steps: list[Step], task: Task, header: d
 def _opened(model: Any, tokenizer: Any, given: Settings) -> tuple[Any, Any]:
     """The model and tokenizer themselves, where a folder or a name was given."""
     if isinstance(model, str | Path):
-        tokenizer = tokenizer or load_tokenizer(model, trust_remote_code=given.trust_remote_code)
+        tokenizer = tokenizer or model
         model = load(model, trust_remote_code=given.trust_remote_code)
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(tokenizer, trust_remote_code=given.trust_remote_code)

@@ -113,6 +113,8 @@ def _built(build: Any, what: str) -> Any:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         detail = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        if "corresponds to no data" in detail:
+            detail = "it has no rows."
         raise DataError(f"Can't read {what}: {detail}") from error
 
 
