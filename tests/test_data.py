@@ -59,6 +59,12 @@ def test_every_kind_of_file_gives_the_same_rows(ending, tmp_path):
     assert [batches.fingerprint for batches in both(datasets.Dataset.from_list(rows))] == expected
 
 
+def test_a_data_set_that_was_saved_to_disk(tmp_path):
+    rows = tiny_rows(30)
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    assert both(tmp_path / "saved")[0].fingerprint == both(rows)[0].fingerprint
+
+
 def test_a_folder_of_split_files(tmp_path):
     for name, count in (("train", 30), ("dev", 12), ("test", 9)):
         write(tmp_path / f"{name}.csv", tiny_rows(count))

@@ -266,7 +266,13 @@ class Interrupted(Exception):
     """Ctrl-C during a run whose journal is safe."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(f"Interrupted. The steps so far are in {folder}; go on with the same command and --resume.")
+        begun = (folder / "journal.jsonl").exists()
+        how = (
+            f"The steps so far are in {folder}; go on with the same command and --resume."
+            if begun
+            else "Nothing was written."
+        )
+        super().__init__(f"Interrupted. {how}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

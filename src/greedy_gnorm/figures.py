@@ -77,7 +77,7 @@ def _axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 def _matrix_axes(shape: tuple[int, ...], *, legend: bool = False) -> tuple[Figure, Axes]:
     rows, columns = shape
-    return _axes(1.6 + 0.36 * max(columns, 6) + (1.2 if legend else 0), 1.5 + 0.3 * max(rows, 2))
+    return _axes(1.6 + 0.36 * max(columns, 6) + (1.2 if legend else 0), 1.8 + 0.36 * max(rows, 2))
 
 
 def _label_matrix(axes: Axes, shape: tuple[int, ...], rows: str) -> None:

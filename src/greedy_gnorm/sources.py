@@ -56,6 +56,8 @@ def _read_named(source: str) -> Tables:
     if source.startswith("hub:"):
         return _read_hub(source)
     path = Path(source)
+    if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
+        return read_tables(_built(lambda: datasets.load_from_disk(source), source))
     if path.is_dir():
         return _read_folder(path)
     if not path.exists():

@@ -1,0 +1,67 @@
+"""Trained heads in other classes: the same weights must get the same scores."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import shared
+from twins import slow_gradient_norms
+
+import greedy_gnorm as gg
+from greedy_gnorm.batches import ready_batches
+from greedy_gnorm.gradients import gradient_norms
+from greedy_gnorm.objectives import OBJECTIVES
+from greedy_gnorm.sites import find_sites
+
+
+def as_roberta(bert, family):
+    """A BERT classifier in RoBERTa's class: its pooler and classifier are RoBERTa's head, its positions start later."""
+    old = bert.config.to_dict()
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+             "type_vocab_size", "layer_norm_eps", "id2label", "label2id")  # fmt: skip
+    config = transformers.AutoConfig.for_model(
+        family, **{name: old[name] for name in names}, max_position_embeddings=513, pad_token_id=0
+    )
+    model = transformers.AutoModelForSequenceClassification.from_config(config)
+    weights = {name.replace("bert.", "roberta.", 1): tensor for name, tensor in bert.state_dict().items()}
+    positions = "roberta.embeddings.position_embeddings.weight"
+    weights[positions] = torch.cat([torch.zeros(1, old["hidden_size"]), weights[positions]])
+    for part in ("weight", "bias"):
+        weights[f"classifier.dense.{part}"] = weights.pop(f"roberta.pooler.dense.{part}")
+        weights[f"classifier.out_proj.{part}"] = weights.pop(f"classifier.{part}")
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert"])
+def test_the_same_trained_weights_score_the_same(family, minilm):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
+    rows = [json.loads(line) for line in shared("data/tweets.jsonl").open(encoding="utf-8")][:40]
+    bert = gg.load(minilm, dtype=torch.float32)
+    roberta = as_roberta(bert, family)
+    expected = gg.score(bert, rows, tokenizer=tokenizer)
+    ours = gg.score(roberta, rows, tokenizer=tokenizer)
+    np.testing.assert_allclose(ours.values, expected.values, rtol=1e-3)
+    assert ours.order()[:10] == expected.order()[:10]
+
+
+def test_trained_albert_matches_its_twin():
+    folder = shared("models/albert-reactions")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = [json.loads(line)["text"] for line in shared("data/reactions.jsonl").open(encoding="utf-8")][:6]
+    batch = dict(tokenizer(texts, padding=True, truncation=True, max_length=80, return_tensors="pt"))
+    batch["labels"] = torch.zeros(6, dtype=torch.long)
+    torch.manual_seed(0)  # its classifier is new
+    exact = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64, num_labels=10)
+    model = transformers.AutoModelForSequenceClassification.from_config(exact.config).float()
+    model.load_state_dict(exact.state_dict())
+    for one in (exact, model):
+        gg.remove_heads(one, {0: [2, 5]})
+    norms = gradient_norms(find_sites(model), ready_batches([batch]), OBJECTIVES["logit-norm"])
+    expected = slow_gradient_norms(exact, [batch])
+    for place, name in enumerate(("q", "k", "v")):
+        np.testing.assert_allclose(norms[name], expected[place], rtol=1e-4)
