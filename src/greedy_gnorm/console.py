@@ -143,7 +143,14 @@ def show_run(run: Run, folder: Path | None) -> None:
     before, after = summary["parameters"]
     cells.append(["parameters", f"{before:,}", f"{after:,}", f"{after / before - 1:+.1%}"])
     before, after = summary["bytes"]
-    cells.append(["MB", f"{before / MEGABYTE:.2f}", f"{after / MEGABYTE:.2f}", f"{after / before - 1:+.1%}"])
+    cells.append(
+        [
+            f"MB at {8 * before // summary['parameters'][0]} bits",
+            f"{before / MEGABYTE:.2f}",
+            f"{after / MEGABYTE:.2f}",
+            f"{after / before - 1:+.1%}",
+        ]
+    )
     show_table(["", "before", "after", "change"], cells)
     out.print(f"{summary['steps']} steps in {duration(summary['seconds'])}.", highlight=False)
     if folder is not None:

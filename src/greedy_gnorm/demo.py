@@ -1,0 +1,341 @@
+"""The embedded default: sentences in 20 languages and a small classifier trained on the spot to tell them apart."""
+
+import hashlib
+import importlib.util
+import json
+import os
+import random
+import re
+import shutil
+import struct
+import tempfile
+import time
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaForSequenceClassification
+
+from greedy_gnorm.errors import GnormError
+
+# label -> the catalogue folder that holds the language
+LANGUAGES = {"ar": "ar", "bg": "bg", "de": "de", "el": "el", "en": "en_AU", "es": "es", "fr": "fr", "hi": "hi"}
+LANGUAGES |= {"it": "it", "ja": "ja", "nl": "nl", "pl": "pl", "pt": "pt", "ru": "ru", "sw": "sw", "th": "th"}
+LANGUAGES |= {"tr": "tr", "ur": "ur", "vi": "vi", "zh": "zh_Hans"}
+LABELS = {language: index for index, language in enumerate(LANGUAGES)}
+
+SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+BOS_ID, PAD_ID, EOS_ID, UNK_ID, MASK_ID = range(len(SPECIAL))
+
+PLACEHOLDER = re.compile(r"%\(\w+\)[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]?|%[%a-z]|\{[^{}]*\}")
+MARKUP = re.compile(r"<[^<>]+>|&#?\w+;")
+EMPTY_PAIR = re.compile(r"""[“”„"«»'\u2018\u2019`(\[\uff08]\s*[“”„"«»'\u2018\u2019`)\]\uff09]""")
+LEAST_LETTERS = 5
+
+Row = dict[str, str]
+Sentences = list[tuple[str, str]]
+Example = tuple[list[int], int]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything besides the seed that decides what the demo's model becomes."""
+
+    per_language: int = 305
+    pieces: int = 6000
+    longest: int = 40
+    layers: int = 4
+    heads: int = 8
+    hidden: int = 128
+    feed_forward: int = 256
+    initial_spread: float = 0.05
+    dropout: float = 0.1
+    masked: float = 0.15
+    epochs: int = 5
+    batch: int = 32
+    learning_rate: float = 1e-3
+
+
+@dataclass(frozen=True)
+class DemoAssets:
+    """Where the demo's model and data lie, and how well the model does on the test split."""
+
+    model: Path
+    data: Path
+    accuracy: float
+
+
+def corpus(per_language: int = Recipe.per_language) -> Sentences:
+    """Return (sentence, language) pairs from Django's catalogues: each language's longest, in a fixed order."""
+    catalogues = sorted(_django_folder().rglob("*.mo"), key=lambda path: path.as_posix())
+    found = {language: _sentences(language, catalogues) for language in LANGUAGES}
+    languages_with = Counter(key for sentences in found.values() for key in sentences)
+    pairs: Sentences = []
+    for language, sentences in found.items():
+        unambiguous = [text for key, text in sentences.items() if languages_with[key] == 1]
+        unambiguous.sort(key=lambda text: (-len(text), text))
+        pairs += [(text, language) for text in unambiguous[:per_language]]
+    return pairs
+
+
+def prepare(
+    cache: Path | None = None, *, seed: int = 0, say: Callable[[str], None] = print, recipe: Recipe | None = None
+) -> DemoAssets:
+    """Return the demo's model and data from the cache folder, training and storing them first if they aren't there."""
+    recipe = recipe or Recipe()
+    pairs = corpus(recipe.per_language)
+    root = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "greedy-gnorm"
+    home = root / f"demo-{_fingerprint(pairs, seed, recipe)}"
+    if not _complete(home):
+        root.mkdir(parents=True, exist_ok=True)
+        # Built beside its place and moved there in one step, so that an interruption leaves nothing half done.
+        with tempfile.TemporaryDirectory(dir=root, prefix=".building-") as workshop:
+            built = Path(workshop) / home.name
+            _build(built, _split(pairs, seed), seed, recipe, say)
+            _move(built, home)
+    return _assets(home)
+
+
+def _django_folder() -> Path:
+    """Find the installed Django without importing it."""
+    spec = importlib.util.find_spec("django")
+    if spec is None or not spec.submodule_search_locations:
+        raise GnormError("the demo reads its sentences from Django's catalogues: pip install 'greedy-gnorm[demo]'")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _sentences(language: str, catalogues: list[Path]) -> dict[str, str]:
+    """Collect one language's cleaned sentences, keyed by their case-folded text."""
+    sentences: dict[str, str] = {}
+    for catalogue in catalogues:
+        if catalogue.parts[-3] != LANGUAGES[language]:  # .../locale/<folder>/LC_MESSAGES/<name>.mo
+            continue
+        for source, translation in _messages(catalogue.read_bytes()):
+            text = _clean(translation)
+            untranslated = language != "en" and text == _clean(source)
+            if _letters(text) >= LEAST_LETTERS and not untranslated:
+                sentences.setdefault(text.casefold(), text)
+    return sentences
+
+
+def _messages(mo: bytes) -> Iterator[tuple[str, str]]:
+    """Yield (source, translation) from a compiled gettext catalogue, each plural form on its own."""
+    order = "<" if mo[:4] == b"\xde\x12\x04\x95" else ">"
+    count, sources, translations = struct.unpack_from(f"{order}3I", mo, 8)
+
+    def text(table: int, index: int) -> str:
+        length, start = struct.unpack_from(f"{order}2I", mo, table + 8 * index)
+        return mo[start : start + length].decode()
+
+    for index in range(count):
+        source = text(sources, index).rpartition("\x04")[2].split("\0")
+        if source != [""]:  # the empty source holds the catalogue's header
+            for number, form in enumerate(text(translations, index).split("\0")):
+                yield source[min(number, len(source) - 1)], form
+
+
+def _clean(text: str) -> str:
+    """Strip placeholders, mark-up and the empty quotes they leave, and collapse white space."""
+    for pattern in (MARKUP, PLACEHOLDER, EMPTY_PAIR):
+        text = pattern.sub(" ", text)
+    return " ".join(text.split())
+
+
+def _letters(text: str) -> int:
+    """Count letters, vowel signs included."""
+    return sum(unicodedata.category(character)[0] in "LM" for character in text)
+
+
+def _split(pairs: Sentences, seed: int) -> list[Row]:
+    """Share each language's sentences out: 70 % train, 15 % validation, 15 % test."""
+    chance = random.Random(seed)
+    rows: list[Row] = []
+    for language in LANGUAGES:
+        texts = [text for text, owner in pairs if owner == language]
+        chance.shuffle(texts)
+        held_out = round(0.15 * len(texts))
+        for index, text in enumerate(texts):
+            split = "validation" if index < held_out else "test" if index < 2 * held_out else "train"
+            rows.append({"text": text, "label": language, "split": split})
+    chance.shuffle(rows)
+    return rows
+
+
+def _fingerprint(pairs: Sentences, seed: int, recipe: Recipe) -> str:
+    """Name a build by what it is made from."""
+    made_from = json.dumps([pairs, seed, asdict(recipe)], ensure_ascii=False)
+    return hashlib.sha256(made_from.encode()).hexdigest()[:12]
+
+
+def _complete(home: Path) -> bool:
+    """Tell whether a cache folder holds everything."""
+    files = "demo.json", "data.jsonl", "model/config.json", "model/model.safetensors", "model/tokenizer.json"
+    return all((home / name).is_file() for name in files)
+
+
+def _move(built: Path, home: Path) -> None:
+    """Put a finished build in its place, unless another process got there first."""
+    if not _complete(home):
+        shutil.rmtree(home, ignore_errors=True)
+        try:
+            os.replace(built, home)
+        except OSError:
+            if not _complete(home):
+                raise
+
+
+def _assets(home: Path) -> DemoAssets:
+    """Describe a complete cache folder."""
+    accuracy = json.loads((home / "demo.json").read_text(encoding="utf-8"))["accuracy"]
+    return DemoAssets(home / "model", home / "data.jsonl", float(accuracy))
+
+
+def _build(home: Path, rows: list[Row], seed: int, recipe: Recipe, say: Callable[[str], None]) -> None:
+    """Train tokenizer and model, and write them with the data and the test accuracy."""
+    say(f"training the demo model: {len(rows)} sentences, {len(LANGUAGES)} languages, {recipe.epochs} epochs")
+    tokenizer = _train_tokenizer([row["text"] for row in rows if row["split"] == "train"], recipe)
+    examples = {split: _encode(tokenizer, rows, split) for split in ("train", "validation", "test")}
+    # Only the CPU generator is used, and the caller's is put back; a caller's no_grad or inference mode is lifted.
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
+        torch.default_generator.manual_seed(seed)
+        model = _new_model(len(tokenizer), recipe)
+        _train(model, examples["train"], examples["validation"], random.Random(seed), recipe, say)
+    accuracy = _accuracy(model, examples["test"])
+    say(f"test accuracy {accuracy:.4f}")
+    model.save_pretrained(home / "model")
+    tokenizer.save_pretrained(home / "model")
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    (home / "data.jsonl").write_text("".join(lines), encoding="utf-8")
+    record = {"accuracy": accuracy, "seed": seed, "recipe": asdict(recipe)}
+    (home / "demo.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _train_tokenizer(texts: list[str], recipe: Recipe) -> PreTrainedTokenizerFast:
+    """Train a Unigram tokenizer with XLM-RoBERTa's special tokens and sentence frame."""
+    core = Tokenizer(models.Unigram())
+    core.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    core.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=recipe.pieces, special_tokens=list(SPECIAL.values()), unk_token="<unk>", show_progress=False
+    )
+    core.train_from_iterator(texts, trainer)
+    core.model = _settled(core)
+    core.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", BOS_ID), ("</s>", EOS_ID)]
+    )
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=core,
+        model_max_length=recipe.longest,
+        cls_token=SPECIAL["bos_token"],
+        sep_token=SPECIAL["eos_token"],
+        **SPECIAL,
+    )
+
+
+def _settled(core: Tokenizer) -> models.Unigram:
+    """Rebuild a trained Unigram model so that the same sentences always give the same pieces, scores and ids."""
+    vocabulary = json.loads(core.to_str())["model"]["vocab"]
+    special, pieces = vocabulary[: len(SPECIAL)], vocabulary[len(SPECIAL) :]
+    # The trainer spaces the scores of characters it had pruned 0.0001 apart, just above the lowest, in random order;
+    # the others carry rounding noise. One floor for the former and rounding for the latter removes both.
+    floor = min(score for _, score in pieces) + 0.1
+    settled = sorted((-round(max(score, floor), 6), piece) for piece, score in pieces)
+    return models.Unigram([*map(tuple, special), *((piece, -cost) for cost, piece in settled)], unk_id=UNK_ID)
+
+
+def _encode(tokenizer: PreTrainedTokenizerFast, rows: list[Row], split: str) -> list[Example]:
+    """Turn one split into (token ids, label id) pairs."""
+    chosen = [row for row in rows if row["split"] == split]
+    ids = tokenizer([row["text"] for row in chosen], truncation=True)["input_ids"]
+    return [(sentence, LABELS[row["label"]]) for sentence, row in zip(ids, chosen, strict=True)]
+
+
+def _new_model(pieces: int, recipe: Recipe) -> XLMRobertaForSequenceClassification:
+    """Make the untrained classifier."""
+    config = XLMRobertaConfig(
+        vocab_size=pieces,
+        hidden_size=recipe.hidden,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        intermediate_size=recipe.feed_forward,
+        hidden_dropout_prob=recipe.dropout,
+        attention_probs_dropout_prob=recipe.dropout,
+        max_position_embeddings=recipe.longest + PAD_ID + 1,  # positions are counted from the padding id on
+        type_vocab_size=1,
+        initializer_range=recipe.initial_spread,
+        bos_token_id=BOS_ID,
+        pad_token_id=PAD_ID,
+        eos_token_id=EOS_ID,
+        label2id=LABELS,
+        id2label={index: language for language, index in LABELS.items()},
+    )
+    model = XLMRobertaForSequenceClassification(config)  # type: ignore[no-untyped-call]
+    torch.nn.Module.float(model)  # whatever the caller's default
+    return model
+
+
+def _train(
+    model: XLMRobertaForSequenceClassification,
+    train: list[Example],
+    validation: list[Example],
+    chance: random.Random,
+    recipe: Recipe,
+    say: Callable[[str], None],
+) -> None:
+    """Fit the model with AdamW under a one-cycle schedule."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate)
+    steps = recipe.epochs * len(range(0, len(train), recipe.batch))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total_steps=steps)
+    for epoch in range(1, recipe.epochs + 1):
+        start, total = time.perf_counter(), 0.0
+        model.train()
+        for batch in _batches(train, recipe.batch, chance):
+            loss = model(**_mask(_collate(batch), recipe.masked)).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            total += loss.item() * len(batch)
+        accuracy = _accuracy(model, validation)
+        seconds = time.perf_counter() - start
+        say(f"epoch {epoch}: loss {total / len(train):.3f}, validation accuracy {accuracy:.4f}, {seconds:.1f} s")
+
+
+def _batches(examples: list[Example], size: int, chance: random.Random) -> list[list[Example]]:
+    """Cut shuffled examples into batches of similar length, so that little is spent on padding."""
+    order = sorted(examples, key=lambda example: len(example[0]) + chance.uniform(-3, 3))
+    batches = [order[start : start + size] for start in range(0, len(order), size)]
+    chance.shuffle(batches)
+    return batches
+
+
+def _collate(batch: list[Example]) -> dict[str, torch.Tensor]:
+    """Pad a batch into the model's arguments."""
+    ids = pad_sequence([torch.tensor(ids) for ids, _ in batch], batch_first=True, padding_value=PAD_ID)
+    labels = torch.tensor([label for _, label in batch])
+    return {"input_ids": ids, "attention_mask": (ids != PAD_ID).long(), "labels": labels}
+
+
+def _mask(arguments: dict[str, torch.Tensor], share: float) -> dict[str, torch.Tensor]:
+    """Hide a random share of the pieces, so that no label hangs on a few words learnt by heart."""
+    ids = arguments["input_ids"]
+    hidden = (torch.rand(ids.shape) < share) & (ids >= len(SPECIAL))
+    return arguments | {"input_ids": ids.masked_fill(hidden, MASK_ID)}
+
+
+@torch.no_grad()
+def _accuracy(model: XLMRobertaForSequenceClassification, examples: list[Example]) -> float:
+    """Measure the share of examples labelled right, leaving the model in evaluation mode."""
+    model.train(False)
+    right = 0
+    for start in range(0, len(examples), 128):
+        batch = _collate(examples[start : start + 128])
+        right += int((model(**batch).logits.argmax(-1) == batch["labels"]).sum())
+    return right / len(examples)
