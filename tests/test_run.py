@@ -312,7 +312,7 @@ def test_a_half_precision_checkpoint_stays_one(tmp_path):
 
 def test_unknown_names_list_the_choices():
     for wrong, message in (
-        ({"method": "gredy-gnorm"}, "Did you mean 'greedy-gnorm'.*Choose from: greedy-gnorm, inverse-gnorm, random"),
+        ({"method": "gredy-gnorm"}, "Did you mean 'greedy-gnorm'.*Choose from: greedy-gnorm, inverse-gnorm, ae"),
         ({"objective": "x"}, "Unknown objective 'x'.*logit-norm, loss"),
         ({"stop": "x"}, "Unknown stopping rule 'x'.*heads, fraction"),
         ({"x": 1}, "Unknown setting 'x'.*method, objective"),

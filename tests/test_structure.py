@@ -15,8 +15,8 @@ PACKAGE = Path(greedy_gnorm.__file__).parent
 # From the ground up: a module may import what stands before it, never what stands behind
 FLOORS = [
     "errors", "registry", "heads", "config", "files", "modes", "families", "sites", "gates", "surgery",
-    "labels", "sources", "batches", "problems", "data", "objectives", "gradients", "scores",
-    "strategies", "rules", "measure", "evaluate", "loop", "journal", "checkpoint", "tables",
+    "labels", "sources", "batches", "problems", "data", "objectives", "evaluate", "attention", "rows", "gradients",
+    "scores", "strategies", "rules", "measure", "loop", "journal", "checkpoint", "tables",
     "figures", "outcome", "run", "demo", "console", "cli",
 ]  # fmt: skip
 

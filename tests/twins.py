@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from greedy_gnorm.gates import gates
 from greedy_gnorm.sites import find_sites
 
 
@@ -53,3 +54,65 @@ def slow_gradient_norms(
     for head in sites.removed():
         means[:, head.site, head.index] = np.nan
     return means
+
+
+def applications(model: Any) -> list[int]:
+    """The site that each attention map of `output_attentions` belongs to, in the order they run."""
+    config = model.config
+    if config.model_type != "albert":
+        return list(range(config.num_hidden_layers))
+    per_group = config.num_hidden_layers / config.num_hidden_groups
+    inner = config.inner_group_num
+    return [int(layer / per_group) * inner + part for layer in range(config.num_hidden_layers) for part in range(inner)]
+
+
+def maps_of(model: Any, row: dict[str, torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
+    """(site, attention map) of every application for one unpadded sentence, from transformers' own eager pass."""
+    own = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        inputs = {name: tensor for name, tensor in row.items() if name != "labels"}
+        seen = model(**inputs, output_attentions=True).attentions
+    model.set_attn_implementation(own)
+    return list(zip(applications(model), (weights[0] for weights in seen), strict=True))
+
+
+def slow_entropy(
+    model: Any, batches: list[dict[str, torch.Tensor]], variant: str = "C", eps: float = 1e-7
+) -> np.ndarray:
+    """(sites, heads): the mean over sentences and query rows of the entropy, element by element."""
+    formulas = {
+        "A": lambda a: -a * np.log(a) if a > 0 else 0.0,
+        "B": lambda a: -a * np.log(a + eps),
+        "C": lambda a: -(a + eps) * np.log(a + eps),
+    }
+    sites = find_sites(model)
+    rows = [row for batch in batches for row in unpadded(batch)]
+    totals = np.zeros(sites.shape)
+    for row in rows:
+        for site, weights in maps_of(model, row):
+            for position, head in enumerate(sites[site].survivors):
+                table = weights[position].double().tolist()
+                totals[site, head] += sum(formulas[variant](a) for line in table for a in line) / len(table) / len(rows)
+    for head in sites.removed():
+        totals[head] = np.nan
+    return totals
+
+
+def slow_gate_gradients(model: Any, batches: list[dict[str, torch.Tensor]]) -> list[np.ndarray]:
+    """For each sentence (sites, heads): the derivative of its loss by real gates on the head outputs."""
+    sites = find_sites(model)
+    results = []
+    for batch in batches:
+        for row in unpadded(batch):
+            labels = row.pop("labels")
+            values = {
+                site.index: torch.ones(len(site.survivors), dtype=model.dtype, requires_grad=True)
+                for site in sites
+                if site.survivors
+            }
+            with gates(sites, values):
+                loss = torch.nn.functional.cross_entropy(model(**row).logits, labels)
+            derivatives = dict(zip(values, torch.autograd.grad(loss, list(values.values())), strict=True))
+            results.append(sites.expand([derivatives[site.index].tolist() if site.survivors else [] for site in sites]))
+    return results

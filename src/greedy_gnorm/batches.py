@@ -20,6 +20,7 @@ class Batch:
     inputs: dict[str, Tensor]
     labels: Tensor | None
     rows: tuple[int, ...]
+    reference: Tensor | None = None  # logits of the unpruned model, for objectives that compare with it
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -27,7 +28,8 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
         labels = None if self.labels is None else self.labels.to(device)
-        return Batch({name: tensor.to(device) for name, tensor in self.inputs.items()}, labels, self.rows)
+        reference = None if self.reference is None else self.reference.to(device)
+        return Batch({name: tensor.to(device) for name, tensor in self.inputs.items()}, labels, self.rows, reference)
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,15 @@ from greedy_gnorm.heads import matrix_to_json
 from greedy_gnorm.measure import HEADER, as_csv, as_markdown, table_cells
 from greedy_gnorm.objectives import OBJECTIVES
 from greedy_gnorm.rules import RULES, forms
-from greedy_gnorm.scores import SCORES
+from greedy_gnorm.scores import SCORES, Score
 from greedy_gnorm.strategies import STRATEGIES
 from greedy_gnorm.tables import model_size_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 SCORING = (
-    "objective", "samples", "seed", "text", "text_pair", "label", "label_map", "dtype", "device", "tokens_per_batch",
-    "trust_remote_code",
+    "objective", "score_options", "samples", "seed", "text", "text_pair", "label", "label_map", "dtype", "device",
+    "tokens_per_batch", "trust_remote_code",
 )  # fmt: skip
 PRUNING = tuple(setting.name for setting in fields(Settings))
 
@@ -88,6 +88,7 @@ def _from_file(context: typer.Context, path: Path | None) -> Path | None:
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a name on the hub.")]
 Data = Annotated[str, typer.Option(help="csv, tsv, jsonl, parquet, a folder of them, or hub:NAME[:CONFIG][:SPLIT].")]
+EvalData = Annotated[str | None, typer.Option(help="Evaluate on other data, written like --data.")]
 Out = Annotated[Path, typer.Option(help="The folder to write to.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors and the result.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -113,7 +114,7 @@ def prune(
     data: Data,
     out: Out,
     settings: dict[str, Any],
-    eval_data: Annotated[str | None, typer.Option(help="Evaluate on other data, written like --data.")] = None,
+    eval_data: EvalData = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -126,7 +127,7 @@ def prune(
         try:
             run = run_prune(model, None, data, eval_data=eval_data, out=out, resume=resume, on_step=display, **settings)
         except KeyboardInterrupt:
-            raise Interrupted(out) from None
+            raise Interrupted(out / "journal.jsonl") from None
     if as_json:
         console.show_json({**run.summary(), "out": str(out)})
     else:
@@ -176,6 +177,44 @@ def score(
         )
 
 
+@app.command()
+@with_settings(*SCORING, "eval_samples")
+def compare(
+    model: Model,
+    data: Data,
+    out: Out,
+    settings: dict[str, Any],
+    eval_data: EvalData = None,
+    methods: Annotated[str, typer.Option(help="paper, all, or names of `gnorm methods` divided by commas.")] = "paper",
+    runs: Annotated[int, typer.Option(help="Runs of each method, each on another scoring sample.")] = 3,
+    trajectories: Annotated[int, typer.Option(help="Trajectories of the method random.")] = 25,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in the output folder.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    config: Config = None,
+) -> None:
+    """Walk several methods down to the last head and put them side by side: tables and the paper's figures."""
+    from greedy_gnorm.comparison import solutions as solutions_table
+    from greedy_gnorm.comparison import table as comparison_table
+    from greedy_gnorm.experiment import compare as run_compare
+
+    with console.messages(quiet=quiet), console.PartDisplay(quiet=quiet) as display:
+        try:
+            result = run_compare(
+                model, None, data, eval_data=eval_data, out=out, methods=methods, runs=runs, trajectories=trajectories,
+                resume=resume, on_step=display, **settings,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            raise Interrupted(out / "experiment.json") from None
+    for header, cells in (comparison_table(result), solutions_table(result)):
+        if as_json:
+            console.show_json([dict(zip(header, row, strict=True)) for row in cells])
+        else:
+            console.show_table(header, cells)
+    if not as_json:
+        console.say_where(out)
+
+
 class TableFormat(StrEnum):
     table = "table"
     csv = "csv"
@@ -210,27 +249,35 @@ def methods(as_json: Json = False) -> None:
             "score": strategy.score,
             "removes first": "highest" if strategy.highest_first else "lowest",
             "scores": "every step" if strategy.recompute else "once",
-            "cost of a scoring": SCORES[strategy.score].cost,
-            "paper": SCORES[strategy.score].paper,
+            "objective": score.objective or "-",
+            "labels": "needed" if score.asks_for_labels(OBJECTIVES[score.objective or "logit-norm"]) else "-",
+            "cost of a scoring": score.cost,
+            "paper": score.paper,
         }
         for name in STRATEGIES
-        if (strategy := STRATEGIES[name])
+        if (strategy := STRATEGIES[name]) and (score := SCORES[strategy.score])
     ]
     objectives = {
         name: OBJECTIVES[name].about + (", needs labels" if OBJECTIVES[name].needs_labels else "")
         for name in OBJECTIVES
     }
+    scores = {name: f"{SCORES[name].about}{_options(SCORES[name])}" for name in SCORES}
     rules = {RULES[name].form: RULES[name].about for name in RULES}
     if as_json:
-        console.show_json({"methods": rows, "objectives": objectives, "rules": rules})
+        console.show_json({"methods": rows, "scores": scores, "objectives": objectives, "rules": rules})
         return
     console.show_table(list(rows[0]), [list(row.values()) for row in rows], numbers=False)
     for name, column, content in (
+        ("score", "what it is (--score-options)", scores),
         ("objective", "the number per sentence", objectives),
         ("stop", "when the run ends", rules),
     ):
         cells = [list(row) for row in content.items()]
         console.show_table([f"--{name}", column], cells, numbers=False)
+
+
+def _options(score: Score) -> str:
+    return "".join(f"; {name}={value}" for name, value in score.defaults().items())
 
 
 @app.command()
@@ -265,8 +312,8 @@ def _free_folder(parent: Path, name: str) -> Path:
 class Interrupted(Exception):
     """Ctrl-C during a run whose journal is safe."""
 
-    def __init__(self, folder: Path) -> None:
-        begun = (folder / "journal.jsonl").exists()
+    def __init__(self, record: Path) -> None:
+        begun, folder = record.exists(), record.parent
         how = (
             f"The steps so far are in {folder}; go on with the same command and --resume."
             if begun

@@ -60,7 +60,8 @@ def _show_warning(
 class StepDisplay:
     """Shows each step: a bar on a terminal, a line a step elsewhere, nothing when quiet."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, part: str = "", *, quiet: bool = False) -> None:
+        self.part = part
         self.quiet = quiet
         self.gone = 0
         self.timed: tuple[float, int] | None = None
@@ -89,14 +90,14 @@ class StepDisplay:
         if not err.is_terminal:
             heads = ", ".join(map(str, step.removed)) or "none"
             err.print(
-                f"step {step.step}  heads {self.gone}/{limit}  removed {heads}  {state}",
+                f"{self.part} step {step.step}  heads {self.gone}/{limit}  removed {heads}  {state}".lstrip(),
                 soft_wrap=True,
                 highlight=False,
             )
             return
         if self.task is None:
             self.bar.start()
-            self.task = self.bar.add_task("Pruning heads", total=limit, state="")
+            self.task = self.bar.add_task(self.part or "Pruning heads", total=limit, state="")
         self.bar.update(self.task, completed=self.gone, state=state)
 
     def _time_left(self, limit: int) -> str:
@@ -107,6 +108,27 @@ class StepDisplay:
             return ""
         seconds = (now - self.timed[0]) / (self.gone - self.timed[1]) * (limit - self.gone)
         return f"at most {duration(seconds)} left"
+
+
+class PartDisplay:
+    """Shows a comparison: the parts one after another, each with a display of its own."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.part: object = None
+        self.display = StepDisplay(quiet=quiet)
+
+    def __enter__(self) -> PartDisplay:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.display.__exit__(*error)
+
+    def __call__(self, part: object, step: Step, limit: int) -> None:
+        if part != self.part:
+            self.display.__exit__()
+            self.part, self.display = part, StepDisplay(str(part), quiet=self.quiet)
+        self.display(step, limit)
 
 
 def _quality(step: Step) -> str:
@@ -179,6 +201,13 @@ def say_how_to_go_on(folder: Path) -> None:
     out.print("\nThe same with your own model and labelled text:")
     out.print("  gnorm prune MODEL --data rows.csv --stop drop=0.01 --out runs/mine", highlight=False, soft_wrap=True)
     out.print(f"The parameter table of this run: gnorm table {folder}", highlight=False, soft_wrap=True)
+
+
+def say_where(folder: Path) -> None:
+    """Where a comparison lies."""
+    out.print("An asterisk marks the best of a column.", highlight=False)
+    for name in ("tables", "figures"):
+        out.print(f"{name.capitalize():9}{folder / name}", highlight=False, soft_wrap=True)
 
 
 def show_json(content: Any) -> None:

@@ -87,6 +87,16 @@ def both_batches(
         if not is_ready(data) or not is_ready(eval_data):
             raise DataError("Ready batches can't be divided: give ready batches as data and as eval_data.")
         return ready_batches(data, seed=settings.seed), ready_batches(eval_data, seed=settings.seed)
+    pool, evaluation = both_rows(model, data, eval_data, settings, needs_labels=needs_labels)
+    scoring = sampled(pool, settings.samples, settings.seed)
+    warn_of_overlap(scoring, evaluation)
+    return encode(scoring, model, tokenizer, settings), encode(evaluation, model, tokenizer, settings)
+
+
+def both_rows(
+    model: nn.Module, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool, draws: int = 1
+) -> tuple[list[Row], list[Row]]:
+    """Rows to draw scoring samples from, enough for so many draws, and the evaluation rows."""
     tables = read_tables(data)
     if eval_data is not None:
         eval_tables = read_tables(eval_data)
@@ -96,21 +106,20 @@ def both_batches(
         evaluation = _rows(eval_tables, evaluation_split, model, settings, True)
     elif len(tables) == 1:
         scoring_split = evaluation_split = next(iter(tables))
-        scoring, evaluation = divided(_rows(tables, scoring_split, model, settings, True), settings)
+        rows = _rows(tables, scoring_split, model, settings, True)
+        scoring, evaluation = divided(rows, settings.samples and draws * settings.samples, settings.seed)
     else:
         evaluation_split = _first(_labelled(tables, settings), "test", "validation", "train")
-        scoring_split = _first(
-            {name: t for name, t in tables.items() if name != evaluation_split}, "validation", "train"
-        )
+        others = {name: table for name, table in tables.items() if name != evaluation_split}
+        scoring_split = _first(others, "validation", "train")
         scoring = _rows(tables, scoring_split, model, settings, needs_labels)
         evaluation = _rows(tables, evaluation_split, model, settings, True)
-    scoring = sampled(scoring, settings.samples, settings.seed)
     evaluation = sampled(evaluation, settings.eval_samples, settings.seed)
     check_evaluation(evaluation, problem_of(model).name)
-    _warn_of_overlap(scoring, evaluation)
-    log.info("scoring: %d rows of %s", len(scoring), scoring_split)
+    count = len(scoring) if settings.samples is None else min(len(scoring), settings.samples)
+    log.info("scoring: %d rows of %s", count, scoring_split)
     log.info("evaluation: %d rows of %s", len(evaluation), evaluation_split)
-    return encode(scoring, model, tokenizer, settings), encode(evaluation, model, tokenizer, settings)
+    return scoring, evaluation
 
 
 def is_ready(data: Any) -> bool:
@@ -227,16 +236,15 @@ def sampled(rows: list[Row], count: int | None, seed: int) -> list[Row]:
     return [rows[place] for place in stratified(_strata(rows), count, seed)]
 
 
-def divided(rows: list[Row], settings: Settings) -> tuple[list[Row], list[Row]]:
-    """Scoring and evaluation rows out of one table, no text in both: at most half of the texts are for scoring."""
+def divided(rows: list[Row], count: int | None, seed: int) -> tuple[list[Row], list[Row]]:
+    """`count` scoring rows (half of the texts at the most) and the rest for evaluation; no text is in both."""
     unique = list({row.words: row for row in reversed(rows)}.values())[::-1]
     if len(unique) < 2:
         raise DataError(
             f"{len(unique)} different text can't be divided into scoring and evaluation rows: give eval_data."
         )
     half = len(unique) // 2
-    count = half if settings.samples is None else max(1, min(settings.samples, half))
-    scoring = sampled(unique, count, settings.seed)
+    scoring = sampled(unique, half if count is None else min(count, half), seed)
     taken = {row.words for row in scoring}
     return scoring, [row for row in rows if row.words not in taken]
 
@@ -250,7 +258,7 @@ def check_evaluation(rows: Sequence[Row], problem: str) -> None:
         )
 
 
-def _warn_of_overlap(scoring: Sequence[Row], evaluation: Sequence[Row]) -> None:
+def warn_of_overlap(scoring: Sequence[Row], evaluation: Sequence[Row]) -> None:
     seen = {row.words for row in evaluation}
     shared = sum(row.words in seen for row in scoring)
     if shared:

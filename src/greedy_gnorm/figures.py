@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from greedy_gnorm.heads import Head, HeadScores, Step
+from greedy_gnorm.heads import Head, HeadScores, Matrix, Step
 from greedy_gnorm.rules import curve as curve_points
 
 DARK, ACCENT, MUTED, LIGHT = "#1b3a57", "#c8553d", "#8d99a6", "#dfe6ec"
@@ -40,17 +41,22 @@ def curve(steps: Sequence[Step], solution: int, quality: str) -> Figure:
     return figure
 
 
-def mask(shape: Sequence[int], removed: Sequence[Head], model: Mapping[str, Any]) -> Figure:
+def mask(removed: Sequence[Head], model: Mapping[str, Any]) -> Figure:
     """Which heads are left: light is removed, dark is kept; a site that several layers share has a band for each."""
-    gone = np.zeros(tuple(shape))
-    for head in [*(Head(*head) for head in model["removed"]), *removed]:
-        gone[head] = 1
-    gone = np.repeat(gone, model["applications"], axis=0)
-    figure, axes = _matrix_axes(gone.shape)
-    axes.pcolormesh(1 - gone, cmap=_two_colours(), vmin=0, vmax=1, edgecolors="white", linewidth=1)
-    _label_matrix(axes, gone.shape, "Layer" if max(model["applications"]) > 1 else "Site")
-    axes.set_title(f"{int((gone == 0).sum())} of {gone.size} heads kept (dark)")
+    kept = mask_cells(model, removed)
+    figure, axes = _matrix_axes(kept.shape)
+    axes.pcolormesh(kept, cmap=two_colours(), vmin=0, vmax=1, edgecolors="white", linewidth=1)
+    label_matrix(axes, kept.shape, "Layer" if max(model["applications"]) > 1 else "Site")
+    axes.set_title(f"{int(kept.sum())} of {kept.size} heads kept (dark)")
     return figure
+
+
+def mask_cells(model: Mapping[str, Any], removed: Sequence[Head]) -> Matrix:
+    """1 for a head that is kept, 0 for one that is gone, a row a layer; `model` is the header's part."""
+    kept = np.ones(tuple(model["shape"]))
+    for head in [*(Head(*head) for head in model["removed"]), *removed]:
+        kept[head] = 0
+    return np.repeat(kept, model["applications"], axis=0)
 
 
 def heat_map(scores: HeadScores, title: str) -> Figure:
@@ -63,7 +69,7 @@ def heat_map(scores: HeadScores, title: str) -> Figure:
         np.ma.masked_invalid(values), cmap="cividis", vmin=low, vmax=high, edgecolors="white", linewidth=1
     )
     figure.colorbar(picture, ax=axes, label="score" if scores.logs is None else "log10 of the score")
-    _label_matrix(axes, values.shape, "Site")
+    label_matrix(axes, values.shape, "Site")
     axes.set_title(title)
     return figure
 
@@ -80,7 +86,8 @@ def _matrix_axes(shape: tuple[int, ...], *, legend: bool = False) -> tuple[Figur
     return _axes(1.6 + 0.36 * max(columns, 6) + (1.2 if legend else 0), 1.8 + 0.36 * max(rows, 2))
 
 
-def _label_matrix(axes: Axes, shape: tuple[int, ...], rows: str) -> None:
+def label_matrix(axes: Axes, shape: tuple[int, ...], rows: str) -> None:
+    """Heads across, sites or layers down, numbered as in the model."""
     axes.set(xlabel="Head", ylabel=rows)
     for axis, count in ((axes.xaxis, shape[1]), (axes.yaxis, shape[0])):
         stride = max(1, count // 12)
@@ -91,7 +98,6 @@ def _label_matrix(axes: Axes, shape: tuple[int, ...], rows: str) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _two_colours() -> Any:
-    from matplotlib.colors import ListedColormap
-
+def two_colours() -> Any:
+    """Light for gone, dark for kept."""
     return ListedColormap([LIGHT, DARK])

@@ -1,4 +1,4 @@
-"""Per-sentence, per-head gradient norms of the Q, K and V weights, from one backward pass per batch.
+"""Per-sentence gradients of each head, from one backward pass per batch: of the Q, K and V weights, of gates, of maps.
 
 A projection with input X (T, d) and output gradient g (T, D) has the weight gradient X^T g. The squared norm of the
 columns of head h is `sum over t and over d in h of g * (X X^T g)`: the Gram form needs no weight gradient. Where a
@@ -7,20 +7,20 @@ sentence is long against the width, forming X^T g sentence by sentence is cheape
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from greedy_gnorm.attention import attention_maps
 from greedy_gnorm.batches import Batch, Batches
-from greedy_gnorm.errors import NonFiniteScore
 from greedy_gnorm.heads import Matrix
 from greedy_gnorm.modes import frozen
 from greedy_gnorm.objectives import ObjectiveFunction
+from greedy_gnorm.rows import row_means
 from greedy_gnorm.sites import AttentionSite, Sites
 
 PROJECTIONS = ("q", "k", "v")
@@ -37,32 +37,37 @@ class Trace:
 
 def gradient_norms(sites: Sites, batches: Batches, objective: ObjectiveFunction) -> dict[str, Matrix]:
     """Mean over sentences of the norm of each head's weight gradient, {"q", "k", "v"}: (sites, heads)."""
-    sums = [np.zeros((len(PROJECTIONS), len(site.survivors))) for site in sites]
     with frozen(sites.model):
-        for number, batch in enumerate(batches):
-            for site, norms in zip(sites, sentence_norms(sites, batch, objective), strict=True):
-                if not torch.isfinite(norms).all():
-                    raise NonFiniteScore(
-                        f"A gradient norm at {site} is NaN or infinite in batch {number} (rows {_some(batch.rows)} of "
-                        f"the scoring data). Look for NaN in the model's weights, or score with --dtype float32."
-                    )
-                sums[site.index] += norms.sum(1).cpu().numpy()
-    return {
-        name: sites.expand([total[place] / batches.rows for total in sums]) for place, name in enumerate(PROJECTIONS)
-    }
+        means = row_means(sites, batches, lambda batch: sentence_norms(sites, batch, objective))
+    return {name: sites.expand([mean[place] for mean in means]) for place, name in enumerate(PROJECTIONS)}
 
 
 def sentence_norms(sites: Sites, batch: Batch, objective: ObjectiveFunction) -> list[Tensor]:
     """The norms for each sentence of one batch, a (3, B, survivors) float64 tensor per site."""
-    with torch.inference_mode(False), torch.enable_grad(), traced(sites) as traces:
-        values = objective(sites.model, batch)
-        if values.shape != (len(batch),):
-            raise ValueError(f"an objective gives one number per row, not {tuple(values.shape)}")
-        outputs = [output for trace in traces for name in PROJECTIONS for output in trace.outputs[name]]
-        gradients = iter(torch.autograd.grad(values.sum(), outputs) if outputs else ())
+    with traced(sites) as traces:
+        gradients = iter(
+            backward(
+                sites.model,
+                batch,
+                objective,
+                lambda: [output for trace in traces for name in PROJECTIONS for output in trace.outputs[name]],
+            )
+        )
     norms = {trace.site.index: _site_norms(trace, gradients) for trace in traces}
     empty = torch.zeros(len(PROJECTIONS), len(batch), 0, dtype=torch.float64)
     return [norms.get(site.index, empty) for site in sites]
+
+
+def backward(
+    model: nn.Module, batch: Batch, objective: ObjectiveFunction, targets: Callable[[], Sequence[Tensor]]
+) -> Sequence[Tensor]:
+    """The gradients of the summed objective at the tensors that `targets` names once the model has run."""
+    with torch.inference_mode(False), torch.enable_grad():
+        values = objective(model, batch)
+        if values.shape != (len(batch),):
+            raise ValueError(f"an objective gives one number per row, not {tuple(values.shape)}")
+        where = targets()
+        return torch.autograd.grad(values.sum(), where) if where else ()
 
 
 @contextmanager
@@ -122,5 +127,65 @@ def head_norms(inputs: Tensor, gradient: Tensor, gram: Tensor | None, head_size:
     return squares.clamp_min(0).sqrt() * scale[:, 0, :, 0].double()
 
 
-def _some(rows: tuple[int, ...], most: int = 5) -> str:
-    return ", ".join(map(str, rows[:most])) + (", ..." if len(rows) > most else "")
+def gate_gradients(sites: Sites, batch: Batch, objective: ObjectiveFunction) -> list[Tensor]:
+    """The derivative of each sentence's objective by a gate on each head's output, (B, survivors) float64 per site.
+
+    It is the sum over tokens and channels of the head's output times its gradient; a shared site's applications add.
+    """
+    contexts: list[list[Tensor]] = [[] for _ in sites]
+
+    def record(index: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            contexts[index].append(arguments[0].requires_grad_())  # (B, T, D)
+
+        return hook
+
+    with ExitStack() as stack:
+        for site in sites:
+            if site.survivors:
+                stack.callback(site.output.register_forward_pre_hook(record(site.index)).remove)
+        seen = backward(sites.model, batch, objective, lambda: [context for some in contexts for context in some])
+    gradients = iter(seen)
+    derivatives = []
+    for site, some in zip(sites, contexts, strict=True):
+        total = torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)
+        for context in some:
+            products = (context.detach().double() * next(gradients).double()).sum(1)  # (B, D)
+            total += products.view(len(batch), -1, site.head_size).sum(-1).cpu()
+        derivatives.append(total)
+    return derivatives
+
+
+def map_gradients(
+    sites: Sites, batch: Batch, objective: ObjectiveFunction, change: Callable[[AttentionSite, int, Tensor], Tensor]
+) -> list[list[tuple[Tensor, Tensor]]]:
+    """For each site and application the attention map, as `change` left it, and its gradient: (B, heads, T, T) both.
+
+    `change` gets the site, the number of the application and the map.
+    """
+    maps: list[list[Tensor]] = [[] for _ in sites]
+
+    def see(site: AttentionSite, weights: Tensor) -> Tensor:
+        seen = maps[site.index]
+        weights = change(site, len(seen), weights)
+        seen.append(weights if weights.requires_grad else weights.requires_grad_())
+        return seen[-1]
+
+    with attention_maps(sites, see):
+        gradients = iter(
+            backward(sites.model, batch, objective, lambda: [weights for some in maps for weights in some])
+        )
+    return [[(weights.detach(), next(gradients)) for weights in some] for some in maps]
+
+
+def mean_query_gradients(sites: Sites, batches: Batches, objective: ObjectiveFunction) -> list[Tensor]:
+    """The gradient of the mean objective by each site's whole query weight, (D, d) per site, formed plainly."""
+    weights = [site.query.weight for site in sites]
+    totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
+    with frozen(sites.model):
+        for weight in weights:
+            weight.requires_grad_()
+        for batch in batches:
+            for total, gradient in zip(totals, backward(sites.model, batch, objective, lambda: weights), strict=True):
+                total += gradient.double() / batches.rows
+    return totals

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from greedy_gnorm.batches import Batches
 from greedy_gnorm.errors import GnormError
@@ -15,7 +15,7 @@ from greedy_gnorm.heads import Head, HeadScores, Step, removed_by
 from greedy_gnorm.measure import parameter_count
 from greedy_gnorm.objectives import Objective
 from greedy_gnorm.rules import Rules
-from greedy_gnorm.scores import SCORES
+from greedy_gnorm.scores import Score
 from greedy_gnorm.sites import Sites
 from greedy_gnorm.strategies import Strategy
 from greedy_gnorm.surgery import remove
@@ -37,6 +37,14 @@ class Protection:
                 yield head
 
 
+@dataclass
+class Memory:
+    """Results by the heads that are gone: several walks of one model over the same rows share what they share."""
+
+    scores: dict[tuple[object, frozenset[Head]], HeadScores] = field(default_factory=dict)
+    quality: dict[frozenset[Head], Mapping[str, float]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Task:
     """What a run works on and by: rows to score, rows to evaluate, the way heads are ranked, where it ends."""
@@ -44,10 +52,17 @@ class Task:
     scoring: Batches
     evaluation: Batches
     strategy: Strategy
+    score: Score
     objective: Objective
     rules: Rules
     protection: Protection
     bytes_per_parameter: int
+    memory: Memory = field(default_factory=Memory)
+
+    @property
+    def way_of_scoring(self) -> tuple[object, ...]:
+        """What two walks must have in common for one to use the other's scores."""
+        return (self.score.key, self.objective.name, self.scoring.fingerprint, self.scoring.seed)
 
 
 def prune_steps(sites: Sites, task: Task, history: Sequence[Step] = ()) -> Iterator[Step]:
@@ -61,7 +76,7 @@ def prune_steps(sites: Sites, task: Task, history: Sequence[Step] = ()) -> Itera
         number, seconds = steps[-1].step + 1, dict[str, float]()
         if scores is None or task.strategy.scores_at(number):
             with _timed(seconds, "score"):
-                scores = SCORES[task.strategy.score](sites, task.scoring, task.objective)
+                scores = _scored(sites, task)
         heads = pick(scores, sites, task, gone=len(removed_by(steps)))
         with _timed(seconds, "remove"):
             remove(sites, heads)
@@ -86,6 +101,13 @@ def pick(scores: HeadScores, sites: Sites, task: Task, gone: int) -> tuple[Head,
     return heads
 
 
+def _scored(sites: Sites, task: Task) -> HeadScores:
+    key = (task.way_of_scoring, frozenset(sites.removed()))
+    if key not in task.memory.scores:
+        task.memory.scores[key] = task.score(sites, task.scoring, task.objective)
+    return task.memory.scores[key]
+
+
 def _measured(
     sites: Sites,
     task: Task,
@@ -95,7 +117,10 @@ def _measured(
     seconds: dict[str, float],
 ) -> Step:
     with _timed(seconds, "evaluate"):
-        quality = evaluate(sites.model, task.evaluation)
+        gone = frozenset(sites.removed())
+        if gone not in task.memory.quality:
+            task.memory.quality[gone] = evaluate(sites.model, task.evaluation)
+        quality = task.memory.quality[gone]
     parameters = parameter_count(sites.model)
     return Step(number, removed, scores, quality, parameters, parameters * task.bytes_per_parameter, seconds)
 

@@ -75,7 +75,7 @@ def write_outcome(run: Run, journal: Journal) -> None:
         write_text(tables / "parameters.md", as_markdown(HEADER, run.parameter_table()))
     with whole_folder(journal.folder / "figures") as folder:
         figures.save(figures.curve(run.steps, run.solution.step, run.quality), folder / "curve")
-        figures.save(figures.mask(run.header["model"]["shape"], run.removed, run.header["model"]), folder / "mask")
+        figures.save(figures.mask(run.removed, run.header["model"]), folder / "mask")
         scored = next((step.scores for step in run.steps if step.scores is not None), None)
         if scored is not None:
             figures.save(

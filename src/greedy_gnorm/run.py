@@ -22,13 +22,13 @@ from greedy_gnorm.heads import Head, HeadScores, Step, removed_by
 from greedy_gnorm.journal import Journal
 from greedy_gnorm.loop import Protection, Task, prune_steps
 from greedy_gnorm.measure import module_counts, parameter_count
-from greedy_gnorm.objectives import OBJECTIVES
+from greedy_gnorm.objectives import OBJECTIVES, Objective, with_reference
 from greedy_gnorm.outcome import Run, write_outcome
 from greedy_gnorm.problems import problem_of
 from greedy_gnorm.rules import Situation, check_names, parse_rules
-from greedy_gnorm.scores import SCORES
+from greedy_gnorm.scores import Score, score_with
 from greedy_gnorm.sites import Sites, find_sites
-from greedy_gnorm.strategies import STRATEGIES
+from greedy_gnorm.strategies import STRATEGIES, Strategy
 from greedy_gnorm.surgery import remove
 
 OnStep = Callable[[Step, int], None]
@@ -44,15 +44,18 @@ def score(
     **settings: Any,
 ) -> HeadScores:
     """Score every head of a model (object, folder or name) on data; the model is left as it was."""
-    given, function = Settings.of(settings), SCORES[score]
-    objective = OBJECTIVES[given.objective]
-    model, tokenizer = _opened(model, tokenizer, given)
-    needs_labels = function.uses_objective and objective.needs_labels
-    batches = scoring_batches(model, tokenizer, data, given, needs_labels=needs_labels)
-    device, dtype = _device(given), _dtype(model, given)
+    given = Settings.of(settings)
+    function = score_with(score, given.score_options)
+    objective = objective_for(function, given)
+    model, tokenizer = opened(model, tokenizer, given)
+    batches = scoring_batches(model, tokenizer, data, given, needs_labels=function.asks_for_labels(objective))
+    device, dtype = device_for(given), dtype_for(model, given)
     fits = next(model.parameters()).dtype == dtype and next(model.parameters()).device == device
     sites = find_sites(model if fits else copy.deepcopy(model).to(device, dtype))
-    return function(sites, batches.to(device), objective)
+    batches = batches.to(device)
+    if objective.needs_reference:
+        batches = with_reference(sites.model, batches)
+    return function(sites, batches, objective)
 
 
 def prune(
@@ -68,40 +71,55 @@ def prune(
 ) -> Run:
     """Prune a copy of a model (object, folder or name); the result has the steps, the solution and the pruned model."""
     given = Settings.of(settings)
-    strategy = STRATEGIES[given.method].changed(given.recompute, given.heads_per_step)
-    objective = OBJECTIVES[given.objective]
-    check_names(given.stop)
+    strategy, score, objective = chosen(given)
     source = model if isinstance(model, str | Path) else type(model).__name__
-    model, tokenizer = _opened(model, tokenizer, given)
-    needs_labels = SCORES[strategy.score].uses_objective and objective.needs_labels
-    scoring, evaluation = both_batches(model, tokenizer, data, eval_data, given, needs_labels=needs_labels)
-    device = _device(given)
-    sites = find_sites(copy.deepcopy(model).to(device, _dtype(model, given)))
+    model, tokenizer = opened(model, tokenizer, given)
+    labels = score.asks_for_labels(objective)
+    scoring, evaluation = both_batches(model, tokenizer, data, eval_data, given, needs_labels=labels)
+    device = device_for(given)
+    sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given)))
     protection = Protection(parse_heads(given.protect, sites), given.min_heads)
-    situation = _situation(sites, protection)
+    situation = situation_of(sites, protection)
+    scoring, evaluation = scoring.to(device), evaluation.to(device)
     task = Task(
-        scoring.to(device),
-        evaluation.to(device),
+        with_reference(sites.model, scoring) if objective.needs_reference else scoring,
+        evaluation,
         strategy,
+        score,
         objective,
         parse_rules(given.stop, situation),
         protection,
         next(model.parameters()).element_size(),
     )
-    header = _header(
-        model, sites, str(source), (data, scoring), (data if eval_data is None else eval_data, evaluation), given
-    )
+    rows = {
+        "scoring": described(data, scoring),
+        "evaluation": described(data if eval_data is None else eval_data, evaluation),
+    }
+    header = run_header(model, str(source), rows, given)
     journal = None
     if out is not None:
         journal = (Journal.resume if resume else Journal.begin)(Path(out), header)
-    steps = _walk(sites, task, journal, on_step, task.rules.limit or situation.removable)
+    steps = walk(sites, task, journal, on_step, task.rules.limit or situation.removable)
     run = _solved(model, tokenizer, steps, task, header)
     if journal is not None:
         write_outcome(run, journal)
     return run
 
 
-def _walk(sites: Sites, task: Task, journal: Journal | None, on_step: OnStep | None, limit: int) -> list[Step]:
+def chosen(given: Settings) -> tuple[Strategy, Score, Objective]:
+    """The method's parts, before anything is loaded: a wrong name fails at once."""
+    strategy = STRATEGIES[given.method].changed(given.recompute, given.heads_per_step)
+    score = score_with(strategy.score, given.score_options)
+    check_names(given.stop)
+    return strategy, score, objective_for(score, given)
+
+
+def objective_for(score: Score, given: Settings) -> Objective:
+    """What the user says, else the score's own."""
+    return OBJECTIVES[given.objective or score.objective or next(iter(OBJECTIVES))]
+
+
+def walk(sites: Sites, task: Task, journal: Journal | None, on_step: OnStep | None, limit: int) -> list[Step]:
     """All steps: those of an earlier run first (their heads removed), then new ones, journalled as they come."""
     steps = list(journal.steps) if journal else []
     remove(sites, removed_by(steps))
@@ -122,7 +140,7 @@ def _solved(model: Any, tokenizer: Any, steps: list[Step], task: Task, header: d
     return Run(steps, steps[place], solution.eval(), tokenizer, header, before)
 
 
-def _opened(model: Any, tokenizer: Any, given: Settings) -> tuple[Any, Any]:
+def opened(model: Any, tokenizer: Any, given: Settings) -> tuple[Any, Any]:
     """The model and tokenizer themselves, where a folder or a name was given."""
     if isinstance(model, str | Path):
         tokenizer = tokenizer or model
@@ -134,7 +152,7 @@ def _opened(model: Any, tokenizer: Any, given: Settings) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _device(given: Settings) -> torch.device:
+def device_for(given: Settings) -> torch.device:
     if given.device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -145,7 +163,7 @@ def _device(given: Settings) -> torch.device:
     return device
 
 
-def _dtype(model: nn.Module, given: Settings) -> torch.dtype:
+def dtype_for(model: nn.Module, given: Settings) -> torch.dtype:
     """The precision to work in: what the user says, else the model's own but never half."""
     if given.dtype != "auto":
         named: torch.dtype = getattr(torch, given.dtype)
@@ -171,7 +189,7 @@ def parse_heads(text: str | None, sites: Sites) -> frozenset[Head]:
     return frozenset(heads)
 
 
-def _situation(sites: Sites, protection: Protection) -> Situation:
+def situation_of(sites: Sites, protection: Protection) -> Situation:
     survivors = sites.survivors()
     removable = list(protection.removable(survivors, survivors))
     if not removable:
@@ -181,17 +199,10 @@ def _situation(sites: Sites, protection: Protection) -> Situation:
     return Situation(len(survivors), len(removable), parameters, parameters - saved, problem_of(sites.model).quality)
 
 
-def _header(
-    model: nn.Module,
-    sites: Sites,
-    source: str,
-    scoring: tuple[Any, Batches],
-    evaluation: tuple[Any, Batches],
-    given: Settings,
-) -> dict[str, Any]:
+def run_header(model: nn.Module, source: str, data: dict[str, Any], given: Settings) -> dict[str, Any]:
     """What run.json says before the first step."""
     config: Any = model.config
-    data = {"scoring": scoring, "evaluation": evaluation}
+    sites = find_sites(model)
     return {
         "model": {
             "name": source,
@@ -203,16 +214,22 @@ def _header(
             "applications": [site.applications for site in sites],
             "removed": [list(head) for head in sites.removed()],
         },
-        "data": {name: _described(*part) for name, part in data.items()},
-        "config": given.to_json(),
-        "seed": given.seed,
+        **asked_for(data, given),
         "quality": problem_of(model).quality,
         "versions": versions(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def _described(source: Any, batches: Batches) -> dict[str, Any]:
+def asked_for(data: dict[str, Any], given: Settings) -> dict[str, Any]:
+    """The part of the header that differs between runs on one model."""
+    score = score_with(STRATEGIES[given.method].score, given.score_options)
+    config = {**given.to_json(), "objective": objective_for(score, given).name}
+    return {"data": data, "config": config, "seed": given.seed}
+
+
+def described(source: Any, batches: Batches) -> dict[str, Any]:
+    """Rows as the header tells them."""
     return {
         "source": str(source) if isinstance(source, str | Path) else type(source).__name__,
         "rows": batches.rows,

@@ -80,7 +80,7 @@ class Sites(Sequence[AttentionSite]):
         gone = {Head(site.index, index) for site in self for index in range(site.total)}
         return sorted(gone - set(self.survivors()))
 
-    def expand(self, rows: Sequence[Sequence[float]]) -> Matrix:
+    def expand(self, rows: Sequence[Sequence[float] | Matrix]) -> Matrix:
         """A value per surviving head, site by site, as the full (sites, heads) matrix with NaN for the rest."""
         matrix = np.full(self.shape, np.nan)
         for site, row in zip(self, rows, strict=True):

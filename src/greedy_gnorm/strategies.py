@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.registry import Registry
+from greedy_gnorm.scores import SCORES
 
 EVERY_STEP = 1
 NEVER = 0
@@ -40,4 +42,40 @@ class Strategy:
 STRATEGIES: Registry[Strategy] = Registry("method")
 STRATEGIES.add("greedy-gnorm", Strategy("gnorm", EVERY_STEP))
 STRATEGIES.add("inverse-gnorm", Strategy("gnorm", EVERY_STEP, highest_first=True))
+STRATEGIES.add("ae", Strategy("entropy", NEVER, highest_first=True))
+STRATEGIES.add("inverse-ae", Strategy("entropy", NEVER))
 STRATEGIES.add("random", Strategy("random", NEVER))
+
+PAPER = tuple(STRATEGIES)
+"""The five that the paper compares."""
+
+STRATEGIES.add("gnorm-static", Strategy("gnorm", NEVER))
+STRATEGIES.add("ae-greedy", Strategy("entropy", EVERY_STEP, highest_first=True))
+for _name in SCORES:
+    if _name not in ("gnorm", "entropy", "random"):
+        STRATEGIES.add(_name, Strategy(_name, NEVER))
+        STRATEGIES.add(f"{_name}-greedy", Strategy(_name, EVERY_STEP))
+
+
+def methods_named(text: str | Sequence[str]) -> list[str]:
+    """Names of methods from `a,b,c`, `paper` (the paper's five) or `all`.
+
+    `all` leaves out the greedy forms of scores that take many passes: they can be named.
+    """
+    names = text.split(",") if isinstance(text, str) else list(text)
+    chosen: list[str] = []
+    for name in (name.strip() for name in names):
+        if name == "paper":
+            chosen += PAPER
+        elif name == "all":
+            chosen += [each for each in STRATEGIES if not (STRATEGIES[each].recompute and _takes_many_passes(each))]
+        elif name:
+            STRATEGIES[name]
+            chosen.append(name)
+    if not chosen:
+        raise GnormError(f"Name the methods to compare: paper, all, or some of {', '.join(STRATEGIES)}.")
+    return list(dict.fromkeys(chosen))
+
+
+def _takes_many_passes(method: str) -> bool:
+    return SCORES[STRATEGIES[method].score].many_passes

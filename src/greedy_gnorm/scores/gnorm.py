@@ -12,7 +12,13 @@ from greedy_gnorm.scores.registry import score
 from greedy_gnorm.sites import Sites
 
 
-@score("gnorm", paper="Guo and Sheridan 2026", cost="1 forward, 1 backward", uses_objective=True)
+@score(
+    "gnorm",
+    about="the product of the norms of the Q, K and V gradients",
+    paper="Guo and Sheridan 2026",
+    cost="1 forward, 1 backward",
+    objective="logit-norm",
+)
 def gnorm(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
     """The product of the mean norms of the head's Q, K and V gradients; ordered by the sum of their logarithms."""
     norms = gradient_norms(sites, batches, objective)

@@ -2,40 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from greedy_gnorm.batches import Batches
+from greedy_gnorm.errors import GnormError
 from greedy_gnorm.heads import HeadScores
-from greedy_gnorm.objectives import Objective
+from greedy_gnorm.objectives import OBJECTIVES, Objective
 from greedy_gnorm.registry import Registry
 from greedy_gnorm.sites import Sites
 
-ScoreFunction = Callable[[Sites, Batches, Objective], HeadScores]
+ScoreFunction = Callable[..., HeadScores]
+"""f(sites, batches, objective, *, options with defaults) -> HeadScores."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A named function (sites, batches, objective) -> HeadScores, higher for heads that matter more."""
+    """A named function; `objective` is the one it takes by default, None where it looks at none."""
 
     name: str
+    about: str
     paper: str
     cost: str
-    uses_objective: bool
+    objective: str | None
+    needs_labels: bool
+    many_passes: bool
     function: ScoreFunction
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
-        return self.function(sites, batches, objective)
+        return self.function(sites, batches, objective, **self.options)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells two scores apart: the name and the options."""
+        return (self.name, *sorted(self.defaults().items()))
+
+    def asks_for_labels(self, objective: Objective) -> bool:
+        """Whether the scoring rows need labels."""
+        return self.needs_labels or (self.objective is not None and objective.needs_labels)
+
+    def defaults(self) -> dict[str, Any]:
+        """The options it has, and their values."""
+        parameters = inspect.signature(self.function).parameters.values()
+        own = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        return {**own, **self.options}
 
 
 SCORES: Registry[Score] = Registry("score")
 
 
-def score(name: str, *, paper: str, cost: str, uses_objective: bool) -> Callable[[ScoreFunction], ScoreFunction]:
-    """Register a function as a score; `cost` is in passes over the scoring rows."""
+def score(
+    name: str,
+    *,
+    about: str,
+    paper: str,
+    cost: str,
+    objective: str | None = None,
+    needs_labels: bool = False,
+    many_passes: bool = False,
+) -> Callable[[ScoreFunction], ScoreFunction]:
+    """Register a function as a score; `cost` counts passes over the rows, `many_passes` if that is more than two."""
 
     def register(function: ScoreFunction) -> ScoreFunction:
-        SCORES.add(name, Score(name, paper, cost, uses_objective, function))
+        if objective is not None:
+            OBJECTIVES[objective]
+        SCORES.add(name, Score(name, about, paper, cost, objective, needs_labels, many_passes, function))
         return function
 
     return register
+
+
+def score_with(name: str, options: str | None) -> Score:
+    """A score with options such as `variant=A,eps=1e-5`, each read as the type of its default."""
+    chosen = SCORES[name]
+    defaults, given = chosen.defaults(), {}
+    for part in (options or "").replace(" ", "").split(","):
+        key, sign, text = part.partition("=")
+        if not part:
+            continue
+        if not sign or key not in defaults:
+            known = ", ".join(f"{option}={value}" for option, value in defaults.items()) or "none"
+            raise GnormError(f"The score {name!r} has no option {part!r}. Options and defaults: {known}.")
+        try:
+            given[key] = type(defaults[key])(text)
+        except ValueError as error:
+            raise GnormError(f"The option {key} of {name!r} can't be {text!r}: {error}.") from error
+    return Score(**{**vars(chosen), "options": given})

@@ -1,0 +1,50 @@
+"""Attention maps: an eager pass in which every map can be looked at, and replaced, on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from greedy_gnorm.sites import AttentionSite, Sites
+
+NAME = "greedy_gnorm_maps"
+
+See = Callable[[AttentionSite, Tensor], Tensor]
+"""Gets a site and its map, (B, heads, T, T), at each application; gives the map to go on with."""
+
+
+@contextmanager
+def attention_maps(sites: Sites, see: See) -> Iterator[None]:
+    """Compute attention eagerly through `see` for a while; the model's own setting comes back afterwards."""
+    by_owner = {id(site.owner): site for site in sites}
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor]:
+        weights = query @ key.mT * scaling  # (B, H, T, T)
+        if attention_mask is not None:
+            weights = weights + attention_mask
+        weights = see(by_owner[id(module)], torch.softmax(weights, dim=-1))
+        return (weights @ value).transpose(1, 2).contiguous(), weights
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, eager_mask)
+    config: Any = sites.model.config
+    own = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = own

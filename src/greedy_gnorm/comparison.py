@@ -1,0 +1,164 @@
+"""What a comparison shows: numbers by method, from the steps alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from greedy_gnorm.heads import Step, removed_by
+from greedy_gnorm.measure import FLOAT32, MEGABYTE
+from greedy_gnorm.rules import curve, knee
+
+SHARES = (0.25, 0.50, 0.75, 0.81)
+DROPS = (0.01, 0.05)
+
+Walk = list[Step]
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every walk of every method, and the header that they share."""
+
+    header: dict[str, Any]
+    curves: dict[str, list[Walk]]
+
+    @property
+    def quality(self) -> str:
+        """The measure that is compared."""
+        return str(self.header["quality"])
+
+    @property
+    def heads(self) -> int:
+        """Heads that a walk removes."""
+        return len(removed_by(next(iter(self.curves.values()))[0]))
+
+
+def at_share(points: Points, share: float) -> float:
+    """Quality when this share of the heads is gone (the first count that reaches it)."""
+    count = math.ceil(share * points[-1][0] - 1e-9)
+    return next(quality for gone, quality in points if gone >= count)
+
+
+def mean_over_curve(points: Points) -> float:
+    """The mean of the curve's points."""
+    return float(np.mean([quality for _, quality in points]))
+
+
+def heads_before_drop(points: Points, drop: float) -> float:
+    """How many heads go before quality first falls more than this below the start."""
+    floor = points[0][1] - drop - 1e-12
+    safe = 0.0
+    for gone, quality in points:
+        if quality < floor:
+            break
+        safe = gone
+    return safe
+
+
+def solution(walk: Walk) -> Step:
+    """The step at the knee of the curve."""
+    return walk[knee(curve(walk))]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: what it shows of a walk, how it is written, and whether more of it is better."""
+
+    name: str
+    value: Callable[[Walk], float]
+    digits: int = 3
+    best: Callable[[Sequence[float]], float] | None = max
+
+
+def columns() -> list[Column]:
+    """The columns of the comparison, in their order."""
+    return [
+        Column("before", lambda walk: curve(walk)[0][1], best=None),
+        *[Column(f"at {share:.0%}", lambda walk, s=share: at_share(curve(walk), s)) for share in SHARES],  # type: ignore[misc]
+        Column("mean", lambda walk: mean_over_curve(curve(walk))),
+        *[
+            Column(f"heads before -{drop * 100:.0f} pt", lambda walk, d=drop: heads_before_drop(curve(walk), d), 1)  # type: ignore[misc]
+            for drop in DROPS
+        ],
+        Column("knee: heads gone", lambda walk: float(knee_heads(walk)), 1, None),
+        Column("knee: quality", lambda walk: curve(walk)[knee(curve(walk))][1], best=None),
+    ]
+
+
+def knee_heads(walk: Walk) -> int:
+    """Heads gone at the solution."""
+    return len(removed_by(walk[: solution(walk).step + 1]))
+
+
+def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Header and text cells: mean ± standard deviation over runs, the best of each column marked with an asterisk."""
+    shown = columns()
+    means = {
+        method: [float(np.mean([column.value(walk) for walk in walks])) for column in shown]
+        for method, walks in comparison.curves.items()
+    }
+    cells = []
+    for method, walks in comparison.curves.items():
+        row = [method, str(len(walks))]
+        for place, column in enumerate(shown):
+            values = [column.value(walk) for walk in walks]
+            rivals = [round(mean[place], column.digits) for mean in means.values()]
+            mark = "*" if column.best and round(means[method][place], column.digits) == column.best(rivals) else ""
+            row.append(f"{_with_spread(values, column.digits)}{mark}")
+        cells.append(row)
+    return ["method", "runs", *(column.name for column in shown)], cells
+
+
+def _with_spread(values: Sequence[float], digits: int) -> str:
+    mean = f"{np.mean(values):.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+def solutions(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """The paper's table of solutions: quality and size (MB of float32) before and after, means over runs."""
+    header = ["method", "before", "after", "decrease %", "MB before", "MB after", "reduction %"]
+    header += ["heads gone", "parameters after"]
+    cells = []
+    for method, walks in comparison.curves.items():
+        chosen = [solution(walk) for walk in walks]
+        before = float(np.mean([curve(walk)[0][1] for walk in walks]))
+        after = float(np.mean([step.quality[comparison.quality] for step in chosen]))
+        parameters = float(np.mean([step.parameters for step in chosen]))
+        sizes = [count * FLOAT32 / MEGABYTE for count in (walks[0][0].parameters, parameters)]
+        gone = float(np.mean([knee_heads(walk) for walk in walks]))
+        cells.append(
+            [
+                method,
+                f"{100 * before:.2f}",
+                f"{100 * after:.2f}",
+                f"{100 * (before - after) / before:.2f}" if before else "-",
+                *(f"{size:.2f}" for size in sizes),
+                f"{100 * (1 - sizes[1] / sizes[0]):.2f}",
+                f"{gone:.1f}",
+                f"{parameters:,.0f}",
+            ]
+        )
+    return header, cells
+
+
+def staleness(walk: Walk) -> list[tuple[int, float]]:
+    """(heads gone, Kendall's tau between the first scores and the scores then, over the heads still there)."""
+    scored = [step for step in walk if step.scores is not None]
+    first = scored[0].scores
+    assert first is not None
+    points, gone = [], 0
+    for step in scored:
+        assert step.scores is not None
+        there = ~np.isnan(step.scores.values)
+        if there.sum() >= 3:
+            tau = float(stats.kendalltau(first.keys[there], step.scores.keys[there]).statistic)
+            if not math.isnan(tau):
+                points.append((gone, tau))
+        gone += len(step.removed)
+    return points

@@ -1,0 +1,200 @@
+"""Many methods x runs on one model: the same rows for all, everything shared that can be, each part a journal."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from greedy_gnorm import paper_figures
+from greedy_gnorm.comparison import Comparison, solutions, table
+from greedy_gnorm.config import Settings
+from greedy_gnorm.data import Row, both_rows, encode, is_ready, sampled, warn_of_overlap
+from greedy_gnorm.errors import DataError, GnormError, RunFolderError
+from greedy_gnorm.figures import save
+from greedy_gnorm.files import whole_folder, write_json, write_text
+from greedy_gnorm.heads import Head, Step, removed_by
+from greedy_gnorm.journal import Journal
+from greedy_gnorm.loop import Memory, Protection, Task
+from greedy_gnorm.measure import as_csv, as_markdown
+from greedy_gnorm.objectives import OBJECTIVES, with_reference
+from greedy_gnorm.rules import parse_rules
+from greedy_gnorm.run import asked_for, chosen, described, device_for, dtype_for, opened, run_header, situation_of, walk
+from greedy_gnorm.sites import Sites, find_sites
+from greedy_gnorm.strategies import methods_named
+
+RANDOM = "random"
+HEADER = "experiment.json"
+
+OnPartStep = Callable[["Part", Step, int], None]
+"""Called with the part, its new step and the number of heads that go in all."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One walk of the comparison: a method, and which of its runs; runs differ in the scoring sample and the seed."""
+
+    method: str
+    run: int
+
+    def __str__(self) -> str:
+        return f"{self.method}-{self.run}"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all parts work on."""
+
+    model: Any
+    tokenizer: Any
+    sites: Sites
+    pool: list[Row]
+    evaluation: Any
+    header: dict[str, Any]
+    source: Any
+    given: Settings
+    memory: Memory
+
+
+def compare(
+    model: Any,
+    tokenizer: Any,
+    data: Any,
+    *,
+    out: str | Path,
+    methods: str | Sequence[str] = "paper",
+    runs: int = 3,
+    trajectories: int = 25,
+    eval_data: Any = None,
+    resume: bool = False,
+    on_step: OnPartStep | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Walk every method down to the last head, several times, and put the curves side by side in a folder."""
+    given = Settings.of({**settings, "stop": ("all",)})
+    if runs < 1 or trajectories < 1:
+        raise GnormError("A comparison needs at least 1 run and 1 random trajectory.")
+    names = methods_named(methods)
+    for name in names:
+        chosen(replace(given, method=name))
+    counts = {name: trajectories if name == RANDOM else runs for name in names}
+    parts = [Part(name, run) for run in range(max(counts.values())) for name in names if run < counts[name]]
+    folder = _folder(Path(out), resume)
+    bench = _bench(model, tokenizer, data, eval_data, given, names, runs)
+    write_json(folder / HEADER, {**bench.header, "methods": names, "runs": runs, "trajectories": trajectories})
+    tasks = {part: _task(bench, part) for part in parts}
+    journals = {part: _journal(bench, part, tasks[part], folder) for part in parts}
+    for part in parts:
+        _remember(bench, tasks[part], journals[part].steps)
+    curves: dict[str, list[list[Step]]] = {name: [] for name in names}
+    for part in parts:
+        sites = find_sites(copy.deepcopy(bench.sites.model))
+        told = None if on_step is None else _for_part(on_step, part)
+        curves[part.method].append(walk(sites, tasks[part], journals[part], told, len(sites.survivors())))
+    comparison = Comparison(bench.header, curves)
+    _write(comparison, bench, next(iter(tasks.values())), folder)
+    return comparison
+
+
+def _write(comparison: Comparison, bench: Bench, task: Task, folder: Path) -> None:
+    """Tables and figures; the change of gradients is shown for the head that Greedy-Gnorm removes first."""
+    with whole_folder(folder / "tables") as tables:
+        for name, (header, cells) in (("comparison", table(comparison)), ("solutions", solutions(comparison))):
+            write_text(tables / f"{name}.csv", as_csv(header, cells))
+            write_text(tables / f"{name}.md", as_markdown(header, cells))
+    with whole_folder(folder / "figures") as figures:
+        paper_figures.write_all(comparison, figures)
+        if paper_figures.GREEDY in comparison.curves:
+            (head, *_) = removed_by(comparison.curves[paper_figures.GREEDY][0])
+            changes = paper_figures.gradient_change(bench.sites, task.scoring, OBJECTIVES["logit-norm"], head)
+            save(paper_figures.gradient_change_figure(changes, head), figures / "gradient-change")
+
+
+def _folder(folder: Path, resume: bool) -> Path:
+    """A new or empty folder, or that of a comparison to go on with."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = any(folder.iterdir())
+    except OSError as error:
+        raise RunFolderError(f"Can't write to {folder}: {error.strerror or error}.") from error
+    if held and not (folder / HEADER).exists():
+        raise RunFolderError(f"{folder} is not empty and holds no comparison: name another folder.")
+    if held and not resume:
+        raise RunFolderError(f"{folder} holds a comparison already: go on with it by --resume, or name another folder.")
+    return folder
+
+
+def _bench(
+    model: Any, tokenizer: Any, data: Any, eval_data: Any, given: Settings, names: Sequence[str], runs: int
+) -> Bench:
+    if is_ready(data) or is_ready(eval_data):
+        raise DataError("A comparison draws its own samples: give rows, not ready batches.")
+    source = str(model) if isinstance(model, str | Path) else type(model).__name__
+    model, tokenizer = opened(model, tokenizer, given)
+    scores = [chosen(replace(given, method=name))[1:] for name in names]
+    labels = any(score.asks_for_labels(objective) for score, objective in scores)
+    pool, rows = both_rows(model, data, eval_data, given, needs_labels=labels, draws=runs)
+    warn_of_overlap(pool, rows)
+    device = device_for(given)
+    sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given)))
+    evaluation = encode(rows, model, tokenizer, given).to(device)
+    told = {"evaluation": described(data if eval_data is None else eval_data, evaluation)}
+    header = run_header(model, source, told, given)
+    return Bench(model, tokenizer, sites, pool, evaluation, header, data, given, Memory())
+
+
+def _task(bench: Bench, part: Part) -> Task:
+    """The walk of one part: its own sample, the common rows to evaluate, what the others found out already."""
+    given = replace(bench.given, method=part.method, seed=bench.given.seed + part.run)
+    strategy, score, objective = chosen(given)
+    rows = sampled(bench.pool, given.samples, given.seed)
+    scoring = encode(rows, bench.model, bench.tokenizer, given).to(bench.evaluation.items[0].inputs["input_ids"].device)
+    if objective.needs_reference:
+        scoring = with_reference(bench.sites.model, scoring)
+    rules = parse_rules(given.stop, situation_of(bench.sites, Protection()))
+    size = next(bench.model.parameters()).element_size()
+    return Task(scoring, bench.evaluation, strategy, score, objective, rules, Protection(), size, bench.memory)
+
+
+def _journal(bench: Bench, part: Part, task: Task, folder: Path) -> Journal:
+    given = replace(bench.given, method=part.method, seed=bench.given.seed + part.run)
+    data = {"scoring": described(bench.source, task.scoring), **bench.header["data"]}
+    return Journal.resume(folder / "parts" / str(part), {**bench.header, **asked_for(data, given)})
+
+
+def _remember(bench: Bench, task: Task, steps: Sequence[Step]) -> None:
+    """Take what an earlier session of the comparison found out from its journal."""
+    start = frozenset(bench.sites.removed())
+    for place, step in enumerate(steps):
+        before: frozenset[Head] = start | frozenset(removed_by(steps[:place]))
+        bench.memory.quality[before | frozenset(step.removed)] = step.quality
+        if step.scores is not None and task.strategy.scores_at(step.step):
+            bench.memory.scores[task.way_of_scoring, before] = step.scores
+
+
+def _for_part(on_step: OnPartStep, part: Part) -> Callable[[Step, int], None]:
+    def told(step: Step, limit: int) -> None:
+        on_step(part, step, limit)
+
+    return told
+
+
+def read_comparison(folder: Path) -> Comparison:
+    """The comparison in a folder, from its journals alone; parts that are not finished are left out."""
+    if not (folder / HEADER).exists():
+        raise RunFolderError(f"{folder} holds no comparison.")
+    names = json.loads((folder / HEADER).read_text(encoding="utf-8"))["methods"]
+    curves: dict[str, list[list[Step]]] = {name: [] for name in names}
+    header: dict[str, Any] = {}
+    for part in sorted((folder / "parts").iterdir()):
+        journal = Journal.read(part)
+        if journal.steps and journal.steps[-1].stop is not None:
+            header = journal.header
+            curves.setdefault(header["config"]["method"], []).append(journal.steps)
+    curves = {name: walks for name, walks in curves.items() if walks}
+    if not curves:
+        raise RunFolderError(f"{folder} holds no finished part of a comparison.")
+    return Comparison(header, curves)

@@ -1,0 +1,210 @@
+"""The paper's figures for a comparison, from its steps; and what one head's going does to other heads' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from greedy_gnorm.batches import Batches
+from greedy_gnorm.comparison import Comparison, Walk, solution, staleness
+from greedy_gnorm.figures import ACCENT, DARK, LIGHT, MUTED, heat_map, label_matrix, mask_cells, save, two_colours
+from greedy_gnorm.gates import gates
+from greedy_gnorm.gradients import mean_query_gradients
+from greedy_gnorm.heads import Head, Matrix, removed_by
+from greedy_gnorm.objectives import Objective
+from greedy_gnorm.rules import curve
+from greedy_gnorm.sites import Sites
+
+# Okabe and Ito's colours, told apart by colour-blind readers; with the line styles enough for every method
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+STYLES = ("-", "--", ":", "-.")
+GREEDY = "greedy-gnorm"
+
+
+def write_all(comparison: Comparison, folder: Path) -> None:
+    """Every figure that the steps give, PNG and SVG."""
+    save(curves(comparison), folder / "curves")
+    if "random" in comparison.curves and len(comparison.curves) > 1:
+        save(against_random(comparison), folder / "against-random")
+    save(masks(comparison), folder / "masks")
+    if max(comparison.header["model"]["applications"]) > 1:
+        save(tied_heads(comparison.header["model"]), folder / "tied-heads")
+    save(drift(comparison), folder / "staleness")
+    for method, walks in comparison.curves.items():
+        if method != "random" and walks[0][1].scores is not None:
+            save(heat_map(walks[0][1].scores, f"Scores before pruning: {method}"), folder / f"scores-{method}")
+
+
+def styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A colour and a line for each method; Greedy-Gnorm is drawn strongest."""
+    ordered = sorted(methods, key=lambda method: method != GREEDY)
+    looks = {}
+    for place, method in enumerate(ordered):
+        looks[method] = {
+            "color": COLOURS[place % len(COLOURS)],
+            "linestyle": STYLES[(place // len(COLOURS) + place) % len(STYLES)] if place else "-",
+            "linewidth": 2.4 if method == GREEDY else 1.5,
+        }
+    return looks
+
+
+def curves(comparison: Comparison) -> Figure:
+    """Quality against heads removed, a line a method, a band from the lowest to the highest of its runs."""
+    figure = Figure(figsize=(8, 4.8 if len(comparison.curves) < 8 else 6), layout="constrained")
+    axes = _plot_axes(figure.add_subplot(), comparison)
+    for method, look in styles(list(comparison.curves)).items():
+        heads, values = _values(comparison.curves[method])
+        axes.fill_between(heads, values.min(0), values.max(0), color=look["color"], alpha=0.13, linewidth=0)
+        axes.plot(heads, values.mean(0), label=f"{method} ({len(values)})", **look)
+    axes.legend(frameon=False, fontsize=8, ncols=1 if len(comparison.curves) < 8 else 2, title="method (runs)")
+    return figure
+
+
+def against_random(comparison: Comparison) -> Figure:
+    """Greedy-Gnorm (or the first method) against boxes of random trajectories, with the unpruned level."""
+    method = GREEDY if GREEDY in comparison.curves else next(name for name in comparison.curves if name != "random")
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    axes = _plot_axes(figure.add_subplot(), comparison)
+    heads, values = _values(comparison.curves["random"])
+    places = np.unique(np.linspace(0, len(heads) - 1, min(len(heads), 25)).round().astype(int))
+    width = 0.6 * (heads[places[1]] - heads[places[0]])
+    axes.boxplot(
+        [values[:, place] for place in places], positions=heads[places], widths=width, manage_ticks=False,
+        patch_artist=True, boxprops={"facecolor": LIGHT, "edgecolor": MUTED}, medianprops={"color": DARK},
+        whiskerprops={"color": MUTED}, capprops={"color": MUTED},
+        flierprops={"markersize": 2, "markeredgecolor": MUTED},
+    )  # fmt: skip
+    heads, ours = _values(comparison.curves[method])
+    axes.plot(heads, ours.mean(0), color="#009e73", linewidth=2.2)
+    axes.axhline(values[0, 0], color="#e69f00", linestyle="--", linewidth=1.4)
+    lines = [Line2D([], [], color="#009e73"), Line2D([], [], color=MUTED, linewidth=6, alpha=0.4)]
+    lines.append(Line2D([], [], color="#e69f00", linestyle="--"))
+    axes.legend(lines, [method, f"random ({len(values)} trajectories)", "unpruned"], frameon=False)
+    return figure
+
+
+def masks(comparison: Comparison) -> Figure:
+    """The mask at each method's knee, first run: light is removed, dark is kept; shared layers as bands."""
+    model, methods = comparison.header["model"], list(comparison.curves)
+    columns = min(len(methods), 4)
+    rows = -(-len(methods) // columns)
+    example = mask_cells(model, [])
+    height, width = 0.8 + 0.16 * example.shape[0], 0.6 + 0.16 * example.shape[1]
+    figure = Figure(figsize=(columns * max(width, 2.2), rows * max(height, 1.4)), layout="constrained")
+    for place, method in enumerate(methods):
+        walk = comparison.curves[method][0]
+        axes = figure.add_subplot(rows, columns, place + 1)
+        removed = removed_by(walk[: solution(walk).step + 1])
+        cells = mask_cells(model, removed)
+        axes.pcolormesh(cells, cmap=two_colours(), vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
+        label_matrix(axes, cells.shape, "Layer" if max(model["applications"]) > 1 else "Site")
+        axes.set_title(f"{method}: {len(removed)} removed", fontsize=8)
+    return figure
+
+
+def tied_heads(model: Mapping[str, Any]) -> Figure:
+    """How one entry of the mask stands for a head in every layer that shares its weights."""
+    applications, heads = model["applications"], model["shape"][1]
+    layers = sum(applications)
+    figure = Figure(figsize=(2.2 + 0.42 * heads, 1.4 + 0.3 * layers), layout="constrained")
+    axes = figure.add_subplot()
+    cells = np.ones((layers, heads))
+    cells[: applications[0], heads // 3] = 0
+    axes.pcolormesh(cells, cmap=two_colours(), vmin=0, vmax=1, edgecolors="white", linewidth=1)
+    label_matrix(axes, cells.shape, "Layer")
+    axes.add_patch(Rectangle((heads // 3, 0), 1, applications[0], fill=False, edgecolor=ACCENT, linewidth=2))
+    axes.set_title(f"One mask entry is head {heads // 3} in {applications[0]} layers at once")
+    return figure
+
+
+def drift(comparison: Comparison) -> Figure:
+    """How stale the first ranking is: Kendall's tau between the first scores and those after n removals."""
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for method, look in styles(list(comparison.curves)).items():
+        walks = [staleness(walk) for walk in comparison.curves[method] if _is_rescored(walk)]
+        if walks:
+            shortest = min(len(walk) for walk in walks)
+            heads = [gone for gone, _ in walks[0][:shortest]]
+            taus = np.array([[tau for _, tau in walk[:shortest]] for walk in walks])
+            axes.fill_between(heads, taus.min(0), taus.max(0), color=look["color"], alpha=0.13, linewidth=0)
+            axes.plot(heads, taus.mean(0), label=method, **look)
+    axes.axhline(0, color=MUTED, linewidth=0.8)
+    axes.set(xlabel="Heads removed", ylabel="Kendall's tau with the first scores", ylim=(-1.05, 1.05))
+    axes.grid(color=LIGHT)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _is_rescored(walk: Walk) -> bool:
+    """Whether the scores change along the walk."""
+    scored = [step.scores for step in walk if step.scores is not None]
+    if len(scored) < 2:
+        return False
+    there = ~np.isnan(scored[1].values)
+    return not np.array_equal(scored[0].values[there], scored[1].values[there])
+
+
+def gradient_change(sites: Sites, batches: Batches, objective: Objective, head: Head) -> list[Matrix]:
+    """G' - G of every site's query weight when this head goes, averaged over blocks of the head size."""
+    site = sites[head.site]
+    gate = torch.tensor([0.0 if index == head.index else 1.0 for index in site.survivors])
+    before = mean_query_gradients(sites, batches, objective)
+    with gates(sites, {head.site: gate}):
+        after = mean_query_gradients(sites, batches, objective)
+    return [_pooled(new - old, site.head_size) for new, old in zip(after, before, strict=True)]
+
+
+def _pooled(matrix: Tensor, size: int) -> Matrix:
+    rows, columns = (length // size for length in matrix.shape)
+    blocks = matrix.view(rows, size, columns, size).mean((1, 3))
+    pooled: Matrix = blocks.cpu().numpy()
+    return pooled
+
+
+def gradient_change_figure(changes: Sequence[Matrix], head: Head) -> Figure:
+    """The pooled differences, a panel a site: anything but white is a gradient that moved."""
+    columns = min(len(changes), 4)
+    rows = -(-len(changes) // columns)
+    figure = Figure(figsize=(2.3 * columns + 0.8, 2.3 * rows + 0.5), layout="constrained")
+    limit = max(float(np.abs(change).max()) for change in changes) or 1.0
+    panels = []
+    for place, change in enumerate(changes):
+        axes = figure.add_subplot(rows, columns, place + 1)
+        panels.append(axes)
+        picture = axes.pcolormesh(change, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axes.set_title(f"site {place}" + (" (head removed here)" if place == head.site else ""), fontsize=8)
+        axes.set_aspect("equal")
+        axes.invert_yaxis()
+        axes.set(xticks=[], yticks=[])
+    figure.colorbar(picture, ax=panels, shrink=0.7, label="G' - G")
+    figure.suptitle(f"Change of the Q gradients when head {head} goes (means over blocks of the head size)", fontsize=9)
+    return figure
+
+
+def _values(walks: Sequence[Walk]) -> tuple[Any, Any]:
+    """Heads removed, (points,), and the quality of each run there, (runs, points)."""
+    heads = np.array([gone for gone, _ in curve(walks[0])])
+    return heads, np.array([[quality for _, quality in curve(walk)] for walk in walks])
+
+
+def _plot_axes(axes: Axes, comparison: Comparison) -> Axes:
+    axes.set(
+        xlabel="Heads removed", ylabel=comparison.quality.replace("_", " ").capitalize(), xlim=(0, comparison.heads)
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color=LIGHT)
+    return axes

@@ -1,0 +1,38 @@
+"""Means over sentences of what each head shows on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from greedy_gnorm.batches import Batch, Batches
+from greedy_gnorm.errors import NonFiniteScore
+from greedy_gnorm.sites import Sites
+
+PerRow = Callable[[Batch], Sequence[Tensor]]
+"""For one batch, a tensor (..., B, survivors) per site."""
+
+
+def row_means(sites: Sites, batches: Batches, per_row: PerRow) -> list[NDArray[np.float64]]:
+    """The mean over all rows, (..., survivors) per site, summed in float64; a NaN or infinity stops with its place."""
+    sums: list[NDArray[np.float64]] | None = None
+    for number, batch in enumerate(batches):
+        values = per_row(batch)
+        for site, value in zip(sites, values, strict=True):
+            if not torch.isfinite(value).all():
+                raise NonFiniteScore(
+                    f"The score at {site} is NaN or infinite in batch {number} (rows {_some(batch.rows)} of the "
+                    f"scoring data). Look for NaN in the model's weights, or score with --dtype float32."
+                )
+        totals = [value.double().sum(-2).cpu().numpy() for value in values]
+        sums = totals if sums is None else [total + more for total, more in zip(sums, totals, strict=True)]
+    assert sums is not None
+    return [total / batches.rows for total in sums]
+
+
+def _some(rows: tuple[int, ...], most: int = 5) -> str:
+    return ", ".join(map(str, rows[:most])) + (", ..." if len(rows) > most else "")

@@ -1,0 +1,67 @@
+"""Self-attention attribution: the attention map times its gradient along the way from no attention to all of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from greedy_gnorm.batches import Batch, Batches
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.gradients import map_gradients
+from greedy_gnorm.heads import HeadScores
+from greedy_gnorm.modes import frozen
+from greedy_gnorm.objectives import Objective
+from greedy_gnorm.rows import row_means
+from greedy_gnorm.scores.entropy import real_tokens
+from greedy_gnorm.scores.registry import score
+from greedy_gnorm.sites import AttentionSite, Sites
+
+
+@score(
+    "attribution",
+    about="attention times its gradient, integrated from none to all of a layer's attention",
+    paper="Hao et al. 2020",
+    cost="layers x steps forwards and backwards (eager)",
+    objective="gold-probability",
+    many_passes=True,
+)
+def attribution(sites: Sites, batches: Batches, objective: Objective, *, steps: int = 20) -> HeadScores:
+    """Mean over sentences of the largest entry of the head's attribution map; a shared site's applications add."""
+    if steps < 1:
+        raise GnormError(f"The attribution needs at least 1 step, not {steps}.")
+
+    def per_row(batch: Batch) -> list[Tensor]:
+        return [_largest_entries(sites, site, batch, objective, steps) for site in sites]
+
+    with frozen(sites.model):
+        return HeadScores(sites.expand(row_means(sites, batches, per_row)))
+
+
+def _largest_entries(sites: Sites, site: AttentionSite, batch: Batch, objective: Objective, steps: int) -> Tensor:
+    """The largest attribution of each sentence and head of one site, (B, survivors), summed over its applications."""
+    total = torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)
+    if not site.survivors:
+        return total
+    mask = real_tokens(batch)
+    real = (mask[:, None, :, None] * mask[:, None, None, :]).bool()  # (B, 1, T, T)
+    for application in range(site.applications):
+        sums: Tensor | None = None
+        for step in range(1, steps + 1):
+            scaled, gradient = _at(sites, site, application, step / steps, batch, objective)
+            # scaled is step / steps of the map, so this adds map * gradient / steps
+            part = scaled.double() * gradient.double() / step
+            sums = part if sums is None else sums + part
+        assert sums is not None
+        total += sums.masked_fill(~real, -torch.inf).amax((2, 3)).cpu()
+    return total
+
+
+def _at(
+    sites: Sites, site: AttentionSite, application: int, share: float, batch: Batch, objective: Objective
+) -> tuple[Tensor, Tensor]:
+    """The map of one layer scaled to a share of itself, all its heads together, and its gradient."""
+
+    def change(seen: AttentionSite, number: int, weights: Tensor) -> Tensor:
+        return weights * share if seen is site and number == application else weights
+
+    return map_gradients(sites, batch, objective, change)[site.index][application]

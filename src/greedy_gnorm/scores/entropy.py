@@ -1,0 +1,76 @@
+"""Scores that look at attention maps alone: entropy and confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from greedy_gnorm.attention import attention_maps
+from greedy_gnorm.batches import Batch, Batches
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.heads import HeadScores, Matrix
+from greedy_gnorm.modes import evaluating
+from greedy_gnorm.objectives import Objective
+from greedy_gnorm.rows import row_means
+from greedy_gnorm.scores.registry import score
+from greedy_gnorm.sites import AttentionSite, Sites
+
+VARIANTS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "A": lambda a, eps: -torch.xlogy(a, a),  # 0 log 0 is 0
+    "B": lambda a, eps: -a * torch.log(a + eps),
+    "C": lambda a, eps: -(a + eps) * torch.log(a + eps),
+}
+
+
+@score("entropy", about="the entropy of the attention", paper="Voita et al. 2019", cost="1 forward")
+def entropy(
+    sites: Sites, batches: Batches, objective: Objective, *, variant: str = "C", eps: float = 1e-7
+) -> HeadScores:
+    """Mean over sentences and query tokens of the entropy of the attention row; a shared site's applications add."""
+    if variant not in VARIANTS:
+        raise GnormError(f"The entropy has no variant {variant!r}. Choose from: {', '.join(VARIANTS)}.")
+
+    def per_query(weights: Tensor, keys: Tensor) -> Tensor:
+        return (VARIANTS[variant](weights, eps) * keys[:, None, None, :]).sum(-1)
+
+    return HeadScores(_mean_over_queries(sites, batches, per_query))
+
+
+@score("confidence", about="the largest attention of a token", paper="Voita et al. 2019", cost="1 forward")
+def confidence(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+    """Mean over sentences and query tokens of the row's largest attention, and over applications."""
+
+    def per_query(weights: Tensor, keys: Tensor) -> Tensor:
+        return weights.amax(-1)
+
+    totals = _mean_over_queries(sites, batches, per_query)
+    return HeadScores(totals / np.array([[site.applications] for site in sites]))
+
+
+def _mean_over_queries(sites: Sites, batches: Batches, per_query: Callable[[Tensor, Tensor], Tensor]) -> Matrix:
+    """Mean over sentences and their tokens of `per_query(maps, key mask)`, (B, H, T), summed over applications."""
+
+    def per_row(batch: Batch) -> list[Tensor]:
+        mask = real_tokens(batch)  # (B, T)
+        totals = [torch.zeros(len(batch), len(site.survivors), dtype=torch.float64) for site in sites]
+
+        def see(site: AttentionSite, weights: Tensor) -> Tensor:
+            rows = per_query(weights.float(), mask) * mask[:, None, :]  # (B, H, T)
+            totals[site.index] += (rows.double().sum(-1) / mask.sum(-1, keepdim=True)).cpu()
+            return weights
+
+        with attention_maps(sites, see):
+            sites.model(**batch.inputs)
+        return totals
+
+    with evaluating(sites.model), torch.no_grad():
+        return sites.expand(row_means(sites, batches, per_row))
+
+
+def real_tokens(batch: Batch) -> Tensor:
+    """1 for a token, 0 for padding, (B, T)."""
+    ids = batch.inputs["input_ids"]
+    return batch.inputs.get("attention_mask", torch.ones_like(ids)).float()

@@ -1,0 +1,90 @@
+"""Scores by first-order effects: of a gate on the head's output, or of its attention map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from greedy_gnorm.batches import Batch, Batches
+from greedy_gnorm.gradients import gate_gradients, map_gradients
+from greedy_gnorm.heads import HeadScores, Matrix
+from greedy_gnorm.modes import frozen
+from greedy_gnorm.objectives import Objective
+from greedy_gnorm.rows import row_means
+from greedy_gnorm.scores.registry import score
+from greedy_gnorm.sites import Sites
+
+ONE_BACKWARD = "1 forward, 1 backward"
+
+
+@score(
+    "michel",
+    about="the effect of a gate on the head, normalised by layer",
+    paper="Michel et al. 2019",
+    cost=ONE_BACKWARD,
+    objective="loss",
+)
+def michel(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+    """The mean absolute gate derivative, each site's scores divided by their l2 norm."""
+    raw = _gate_effects(sites, batches, objective, torch.abs)
+    norms = np.sqrt(np.nansum(np.square(raw), axis=1, keepdims=True))
+    return HeadScores(np.divide(raw, norms, out=raw.copy(), where=norms > 0))
+
+
+@score(
+    "michel-raw",
+    about="the effect of a gate on the head",
+    paper="Michel et al. 2019",
+    cost=ONE_BACKWARD,
+    objective="loss",
+)
+def michel_raw(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+    """The mean absolute gate derivative as it is."""
+    return HeadScores(_gate_effects(sites, batches, objective, torch.abs))
+
+
+@score(
+    "fisher",
+    about="the squared effect of a gate on the head",
+    paper="Kwon et al. 2022",
+    cost=ONE_BACKWARD,
+    objective="loss",
+)
+def fisher(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+    """The mean squared gate derivative."""
+    return HeadScores(_gate_effects(sites, batches, objective, torch.square))
+
+
+def _gate_effects(sites: Sites, batches: Batches, objective: Objective, size: Callable[[Tensor], Tensor]) -> Matrix:
+    def per_row(batch: Batch) -> list[Tensor]:
+        return [size(derivative) for derivative in gate_gradients(sites, batch, objective)]
+
+    with frozen(sites.model):
+        return sites.expand(row_means(sites, batches, per_row))
+
+
+@score(
+    "tis",
+    about="attention times its gradient",
+    paper="Zhong et al. 2024",
+    cost=f"{ONE_BACKWARD} (eager)",
+    objective="loss",
+)
+def tis(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+    """The mean absolute inner product of the attention map and its gradient; a shared site's applications add."""
+
+    def per_row(batch: Batch) -> list[Tensor]:
+        maps = map_gradients(sites, batch, objective, lambda site, number, weights: weights)
+        rows = []
+        for site, some in zip(sites, maps, strict=True):
+            total = torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)
+            for weights, gradient in some:
+                total += (weights.double() * gradient.double()).sum((2, 3)).cpu()
+            rows.append(total.abs())
+        return rows
+
+    with frozen(sites.model):
+        return HeadScores(sites.expand(row_means(sites, batches, per_row)))
