@@ -140,6 +140,8 @@ def test_help_explains_itself(capsys):
         ({"more": ["--samples", "-1"]}, "at least 1"),
         ({"more": ["--samples", "many"]}, "--samples"),
         ({"more": ["--nonsense"]}, "--nonsense"),
+        ({"more": ["--seed", "-1"]}, "seed must be at least 0"),
+        ({"more": ["--score-options", "x=1"]}, "no option 'x=1'"),
         ({"out": "occupied"}, "not empty"),
     ],
 )
@@ -219,3 +221,23 @@ def test_ctrl_c_keeps_the_journal_whole_and_says_how_to_go_on(tmp_path, write_ro
     assert [json.loads(line)["removed"] for line in journal.read_text().splitlines()][: len(steps)] == [
         s["removed"] for s in steps
     ]
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(prune, capsys):
+    assert prune("--stop", "heads=1", out="run[/b] :smile:") == 0
+    assert "run[/b] :smile:" in capsys.readouterr().out
+
+
+def test_a_number_for_protect_in_yaml_is_refused(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("protect: 0.10\n")
+    assert main(["prune", "--config", str(path)]) == 2
+    assert "put protect in quotes" in capsys.readouterr().err
+
+
+def test_the_demo_checks_its_options_before_it_trains(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["demo", "--stop", "banana"]) == 2
+    assert main(["demo", "--seed", "-1"]) == 2
+    assert not list(tmp_path.iterdir())
+    assert "Unknown stopping rule 'banana'" in capsys.readouterr().err

@@ -187,7 +187,7 @@ def test_an_unknown_label_lists_both_sides():
     )
     assert labels(mapped) == {0: 3, 1: 3, 2: 3}
     with pytest.raises(gg.DataError, match="--label-map takes pairs"):
-        scoring_batches(MODEL, TOKENIZER, tiny_rows(9), Settings(label_map="bad"))
+        both(tiny_rows(9), label_map="bad")
 
 
 def test_long_texts_are_cut_counted_and_told(caplog):
@@ -195,7 +195,7 @@ def test_long_texts_are_cut_counted_and_told(caplog):
     with caplog.at_level(logging.INFO, logger="greedy_gnorm"):
         batches = scoring_batches(MODEL, TOKENIZER, rows, Settings())
     assert batches.truncated == 1
-    assert "1 of 11 rows are longer than the model's 48 tokens and were cut" in caplog.text
+    assert "1 of 11 scoring rows are longer than the model's 48 tokens and were cut" in caplog.text
     assert max(batch.inputs["input_ids"].shape[1] for batch in batches) == 48
 
 
@@ -346,3 +346,95 @@ def test_real_rows(minilm):
         model, AutoTokenizer.from_pretrained(minilm), shared("data/tweets.jsonl"), None, Settings(), needs_labels=True
     )
     assert (scoring.rows, evaluation.rows) == (374, 1421)
+
+
+def test_labels_are_all_names_or_all_numbers_never_mixed():
+    stars = {"id2label": {n: str(n + 1) for n in range(5)}, "label2id": {str(n + 1): n for n in range(5)}}
+    model = tiny_model("bert", num_labels=5, **stars)
+    for written, expected in (((0, 1, 2, 3, 4), [0, 1, 2, 3, 4]), ((1, 2, 3, 4, 5), [0, 1, 2, 3, 4])):
+        batches = scoring_batches(model, TOKENIZER, tiny_rows(5, labels=written), Settings())
+        rows = sorted((row, int(label)) for b in batches for row, label in zip(b.rows, b.labels, strict=True))
+        assert [label for _, label in rows] == expected
+    with pytest.raises(gg.DataError, match="does not know the label '0'"):
+        both(tiny_rows(12, labels=(0, 5)), model=model)
+
+
+def test_lists_of_class_labels_go_by_their_names():
+    model = tiny_model("bert", problem_type="multi_label_classification", **LABEL_NAMES)
+    names = datasets.Sequence(datasets.ClassLabel(names=["pos", "neg", "neutral"]))
+    table = datasets.Dataset.from_dict(
+        {"text": ["good", "bad"], "labels": [[0], [1, 2]]},
+        features=datasets.Features({"text": datasets.Value("string"), "labels": names}),
+    )
+    _, truth = predictions(model, scoring_batches(model, TOKENIZER, table, Settings()))
+    assert truth.tolist() == [[0, 0, 1], [1, 1, 0]]
+
+
+@pytest.mark.parametrize("label", [["pos"], {"a": 1}])
+def test_labels_that_are_no_names_or_numbers(label):
+    rows = [{**row, "label": label} for row in tiny_rows(6)]
+    with pytest.raises(gg.DataError, match="must be a name or a number"):
+        both(rows)
+
+
+def test_a_wrong_target_of_the_label_map_is_named():
+    with pytest.raises(gg.DataError, match="does not know the label 'nope'"):
+        both(tiny_rows(9), label_map="pos=nope")
+
+
+def test_a_test_split_without_labels_is_left_out_of_the_evaluation(tmp_path, caplog):
+    write(tmp_path / "train.csv", tiny_rows(12))
+    (tmp_path / "test.csv").write_text("text\ngood film\nbad film\n")
+    with caplog.at_level(logging.INFO, logger="greedy_gnorm"):
+        _, evaluation = both_batches(MODEL, TOKENIZER, tmp_path, None, Settings(), needs_labels=True)
+    assert "test split has no labels" in caplog.text
+    assert evaluation.rows == 6
+
+
+def test_scores_that_need_no_labels_take_rows_whose_labels_the_model_does_not_know():
+    rows = tiny_rows(9, labels=("x", "y"))
+    assert gg.score(MODEL, rows, tokenizer=TOKENIZER).values.shape == (3, 4)
+    with pytest.raises(gg.DataError, match="does not know"):
+        gg.score(MODEL, rows, tokenizer=TOKENIZER, objective="loss")
+
+
+def test_ready_batches_that_overlap_or_have_one_class():
+    with pytest.warns(UserWarning, match="5 of 5 scoring rows"):
+        both([tiny_batch()], [tiny_batch()])
+    with pytest.raises(gg.DataError, match="same label"):
+        both([tiny_batch()], [{**tiny_batch(seed=4), "labels": torch.ones(5, dtype=torch.long)}])
+    batch = tiny_batch(seed=4)
+    batch.pop("labels")
+    with pytest.raises(gg.DataError, match="needs labels"):
+        both([tiny_batch()], [batch])
+
+
+def test_a_tokenizer_that_is_not_the_models():
+    model = tiny_model("bert", vocab_size=8, **LABEL_NAMES)
+    with pytest.raises(gg.DataError, match="the model knows 8"):
+        both(tiny_rows(9), model=model)
+
+
+def test_pairs_for_a_model_with_one_kind_of_segment():
+    model = tiny_model("roberta", type_vocab_size=1, **LABEL_NAMES)
+    rows = [{**row, "text2": "it was fun"} for row in tiny_rows(9)]
+    assert evaluate(model, scoring_batches(model, TOKENIZER, rows, Settings()))["accuracy"] >= 0
+
+
+def test_a_change_of_tokens_changes_the_fingerprint():
+    shorter = tiny_tokenizer()
+    shorter.model_max_length = 5
+    one, other = (scoring_batches(MODEL, tokenizer, tiny_rows(9), Settings()) for tokenizer in (TOKENIZER, shorter))
+    assert one.fingerprint != other.fingerprint
+
+
+def test_a_file_name_with_brackets(tmp_path):
+    path = write(tmp_path / "rows[1].csv", tiny_rows(12))
+    assert sum(batches.rows for batches in both(path)) == 12
+
+
+def test_regression_wants_two_targets_and_one_output():
+    with pytest.raises(gg.DataError, match="same label"):
+        both([{"text": row["text"], "label": 0.5} for row in tiny_rows(9)], model=tiny_model("bert", num_labels=1))
+    with pytest.raises(gg.UnsupportedModel, match="regression with 2 outputs"):
+        both(tiny_rows(9), model=tiny_model("bert", num_labels=2, problem_type="regression"))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import tiny_model
+from conftest import tiny_batch, tiny_model
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli import main
@@ -97,3 +97,31 @@ def test_the_configurations_are_those_of_the_notes():
     sizes = {name: json.loads((EXPERIMENTS / f"{name}.json").read_text()) for name, _ in PAPER}
     assert sizes["bert"]["vocab_size"] == 21128
     assert sizes["roberta"]["num_hidden_layers"] * sizes["roberta"]["num_attention_heads"] == 384
+
+
+def test_parts_of_the_same_name_stand_under_their_own_module(tmp_path, capsys):
+    tiny_model("distilbert").config.save_pretrained(tmp_path)
+    assert main(["table", str(tmp_path), "--removed", "0", "--format", "csv"]) == 0
+    rows = [line.split(",")[:2] for line in capsys.readouterr().out.splitlines()]
+    assert rows[-6:] == [
+        ["Pre_classifier", "272"], ["Weight", "256"], ["Bias", "16"],
+        ["Classifier", "51"], ["Weight", "48"], ["Bias", "3"],
+    ]  # fmt: skip
+
+
+def test_the_table_of_a_run_on_a_pruned_model_starts_where_the_run_did(tmp_path, capsys):
+    model = tiny_model("bert")
+    gg.remove_heads(model, {0: [1, 2]})
+    options = {"eval_data": [tiny_batch(seed=2)], "stop": "heads=3", "out": tmp_path / "run"}
+    run = gg.prune(model, None, [tiny_batch(seed=1)], **options)
+    assert main(["table", str(tmp_path / "run"), "--format", "csv"]) == 0
+    assert capsys.readouterr().out == (tmp_path / "run" / "tables" / "parameters.csv").read_text()
+    assert run.steps[0].parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("size", [{"num_attention_heads": 3}, {"num_attention_heads": 0}, {"hidden_size": -1}])
+def test_a_configuration_that_builds_no_model(size, tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "bert", "hidden_size": 16, **size}))
+    assert main(["table", str(path), "--removed", "1"]) == 2
+    assert "Error: " in capsys.readouterr().err

@@ -52,6 +52,8 @@ FALLING = [0.9, 0.9, 0.91, 0.895, 0.85, 0.7, 0.3]
         ("heads=5,drop=0.01", (4, 3)),
         ("drop=0.5,heads=2", (2, 2)),
         ("knee,heads=5", (5, 3)),
+        ("heads=4,drop=0.01", (4, 3)),
+        ("fraction=1e-12", (1, 1)),
     ],
 )
 def test_where_it_stops_and_what_it_chooses(text, expected):
@@ -73,6 +75,8 @@ def test_where_it_stops_and_what_it_chooses(text, expected):
         ("params=100", "400 parameters remain"),
         ("params=2000", "1,000 parameters already"),
         ("params=many", "such as 80M"),
+        ("params=_", "such as 80M"),
+        ("params=1__0K", "such as 80M"),
         ("knee=3", "written 'knee'"),
         ("nothing", "Choose from: heads, fraction, params, drop, knee, all"),
         ("", "Say when to stop"),

@@ -136,7 +136,7 @@ def test_heads_can_be_protected_and_a_minimum_kept():
         ({"protect": "0,1"}, "all are protected"),
         ({"min_heads": 4}, "all are protected"),
         ({"min_heads": 2, "stop": "heads=5"}, "from 1 to 4"),
-        ({"min_heads": -1}, "negative"),
+        ({"min_heads": -1}, "at least 0"),
     ):
         with pytest.raises(gg.GnormError, match=message):
             run(**wrong)
@@ -214,7 +214,7 @@ def test_a_run_resumed_ends_like_one_that_was_never_stopped(options, torn, tmp_p
     whole = run(out=tmp_path / "whole", **options)
 
     def stop_at(number):
-        def on_step(step, limit):
+        def on_step(step, gone, limit):
             if step.step == number:
                 raise Stop
 
@@ -285,7 +285,7 @@ def test_the_callers_model_is_left_as_it_was(interrupted):
     state = torch.get_rng_state()
     if interrupted:
 
-        def on_step(step, limit):
+        def on_step(step, gone, limit):
             if step.step == 2:
                 raise KeyboardInterrupt
 
@@ -342,3 +342,72 @@ def test_a_model_without_a_trained_classifier_is_refused(tmp_path):
     BertForMaskedLM(tiny_config("bert")).save_pretrained(tmp_path)
     with pytest.raises(gg.GnormError, match=r"no weights for .*classifier.*BertForMaskedLM"):
         gg.load(tmp_path)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path, data_file):
+    tiny_model("bert", **LABEL_NAMES).save_pretrained(tmp_path / "bare")
+    with pytest.raises(gg.GnormError, match="has no tokenizer"):
+        gg.prune(tmp_path / "bare", None, data_file)
+
+
+@pytest.mark.parametrize("damage", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_damaged_folder_is_refused(damage, model_folder, data_file):
+    (model_folder / damage).write_text("{}" if damage != "model.safetensors" else "junk")
+    with pytest.raises(gg.GnormError, match="Can't"):
+        gg.prune(model_folder, None, data_file)
+    with pytest.raises(gg.GnormError, match="is a file"):
+        gg.load(model_folder / "config.json")
+
+
+def test_nan_weights_are_refused_whatever_the_method():
+    model = tiny_model("bert")
+    with torch.no_grad():
+        model.classifier.weight[0, 0] = float("nan")
+    with pytest.raises(gg.NonFiniteScore, match="quality at step 0"):
+        run(model, method="random")
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "null", "{"])
+def test_a_damaged_header_is_refused(content, tmp_path):
+    run(out=tmp_path / "run", stop="heads=1")
+    (tmp_path / "run" / "run.json").write_text(content)
+    with pytest.raises(gg.RunFolderError, match=r"not that of a run|no readable run"):
+        run(out=tmp_path / "run", stop="heads=1", resume=True)
+
+
+def test_reading_a_journal_writes_nothing(tmp_path):
+    run(out=tmp_path / "run", stop="heads=2")
+    path = tmp_path / "run" / "journal.jsonl"
+    path.write_text(path.read_text() + '{"step": 3')
+    before = path.read_bytes()
+    assert len(Journal.read(tmp_path / "run").steps) == 3
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("protect", ["0.1"]),
+        ("stop", 5),
+        ("samples", "x"),
+        ("seed", -1),
+        ("seed", True),
+        ("text", 3),
+        ("device", "meta"),
+    ],
+)
+def test_settings_of_the_wrong_type_are_refused(name, value):
+    with pytest.raises(gg.GnormError, match="Can't compute" if name == "device" else name):
+        run(**{name: value})
+
+
+def test_progress_counts_the_heads_that_went_before(tmp_path):
+    def stop(step, gone, limit):
+        if step.step == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(out=tmp_path / "run", stop="heads=5", on_step=stop)
+    seen = []
+    run(out=tmp_path / "run", stop="heads=5", resume=True, on_step=lambda step, gone, limit: seen.append((gone, limit)))
+    assert seen == [(4, 5), (5, 5)]

@@ -22,6 +22,8 @@ from greedy_gnorm.surgery import remove_heads
 
 def load(name: str | Path, *, dtype: str | torch.dtype = "auto", trust_remote_code: bool = False) -> Any:
     """A model from a folder or the hub with the heads it was saved with, in evaluation mode."""
+    if Path(name).is_file():
+        raise GnormError(f"{name} is a file: give the folder of the model.")
     config = load_config(name, trust_remote_code=trust_remote_code)
     plain = _model_class(config)
     loaded = _pruned_class(plain) if pruned_heads(config) else plain
@@ -29,7 +31,9 @@ def load(name: str | Path, *, dtype: str | torch.dtype = "auto", trust_remote_co
         model, report = loaded.from_pretrained(
             str(name), config=config, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except GnormError:
+        raise
+    except Exception as error:  # whatever the libraries below raise on a damaged checkpoint
         raise GnormError(f"Can't load the weights of {name}: {_in_one_line(error)}") from error
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
@@ -65,16 +69,23 @@ def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer beside a model."""
     try:
-        return transformers.AutoTokenizer.from_pretrained(str(name), trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(name), trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever the libraries below raise on a damaged file
         raise GnormError(f"Can't load a tokenizer from {name}: {_in_one_line(error)}") from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        # transformers makes an empty one where the folder has none
+        raise GnormError(f"{name} has no tokenizer (no tokenizer.json or vocabulary file): save the model's beside it.")
+    return tokenizer
 
 
 def skeleton(config: Any) -> Any:
     """A classifier of this configuration without weights (on the meta device), its recorded heads removed."""
     plain = _model_class(config)
-    with torch.device("meta"):
-        model = (_pruned_class(plain) if pruned_heads(config) else plain)(copy.deepcopy(config))
+    try:
+        with torch.device("meta"):
+            model = (_pruned_class(plain) if pruned_heads(config) else plain)(copy.deepcopy(config))
+    except (ValueError, RuntimeError, ZeroDivisionError, TypeError) as error:
+        raise GnormError(f"No model can be built from this configuration: {_in_one_line(error)}") from error
     model.__class__ = plain
     return model
 

@@ -2,100 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
-import itertools
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from greedy_gnorm import console, figures
-from greedy_gnorm.config import Settings, read_yaml
+from greedy_gnorm.config import Settings
 from greedy_gnorm.errors import GnormError, RunFolderError
 from greedy_gnorm.files import write_json
 from greedy_gnorm.heads import matrix_to_json
 from greedy_gnorm.measure import HEADER, as_csv, as_markdown, table_cells
 from greedy_gnorm.objectives import OBJECTIVES
-from greedy_gnorm.rules import RULES, forms
+from greedy_gnorm.options import PRUNING, SCORING, Config, Data, EvalData, Json, Model, Out, Quiet, with_settings
+from greedy_gnorm.rules import RULES, check_names, forms
 from greedy_gnorm.scores import SCORES, Score
 from greedy_gnorm.strategies import STRATEGIES
 from greedy_gnorm.tables import model_size_table
 
+INTERRUPTED = 130
+"""The exit code of a process that Ctrl-C ended."""
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-
-SCORING = (
-    "objective", "score_options", "samples", "seed", "text", "text_pair", "label", "label_map", "dtype", "device",
-    "tokens_per_batch", "trust_remote_code",
-)  # fmt: skip
-PRUNING = tuple(setting.name for setting in fields(Settings))
-
-
-def with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each of these settings; it receives them together, as a dict."""
-    hints = get_type_hints(Settings)
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [
-            part for part in inspect.signature(command, eval_str=True).parameters.values() if part.name != "settings"
-        ]
-        options = [
-            inspect.Parameter(
-                setting.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=list(setting.default) if isinstance(setting.default, tuple) else setting.default,
-                annotation=Annotated[_option_type(hints[setting.name]), typer.Option(help=_help(setting))],
-            )
-            for setting in fields(Settings)
-            if setting.name in names
-        ]
-
-        def wrapper(**given: Any) -> None:
-            command(settings={name: given.pop(name) for name in names}, **given)
-
-        wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
-        wrapper.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {part.name: part.annotation for part in [*own, *options]}
-        return wrapper
-
-    return decorate
-
-
-def _option_type(hint: Any) -> Any:
-    return list[str] if hint == tuple[str, ...] else hint
-
-
-def _help(setting: Any) -> str:
-    choices = {"stop": f" {forms()}.", "objective": f" {', '.join(OBJECTIVES)}."}
-    return str(setting.metadata["help"]) + choices.get(setting.name, "")
-
-
-def _from_file(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the defaults of this command from a YAML file."""
-    if path is not None:
-        content = read_yaml(path)
-        known = {parameter.name for parameter in context.command.params}
-        unknown = sorted(set(content) - known)
-        if unknown:
-            raise GnormError(f"{path}: unknown setting {unknown[0]!r}. Settings: {', '.join(sorted(map(str, known)))}.")
-        stop = content.get("stop")
-        context.default_map = {**content, **({"stop": [stop]} if isinstance(stop, str) else {})}
-    return path
-
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a name on the hub.")]
-Data = Annotated[str, typer.Option(help="csv, tsv, jsonl, parquet, a folder of them, or hub:NAME[:CONFIG][:SPLIT].")]
-EvalData = Annotated[str | None, typer.Option(help="Evaluate on other data, written like --data.")]
-Out = Annotated[Path, typer.Option(help="The folder to write to.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors and the result.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", callback=_from_file, is_eager=True, help="A YAML file with any of these options."),
-]
 
 
 @app.callback(help="Prune attention heads from Hugging Face transformer models: Greedy-Gnorm, exact and fast.")
@@ -121,6 +52,20 @@ def prune(
     config: Config = None,
 ) -> None:
     """Prune a classifier: score, remove the least important head, score again, until a rule says stop."""
+    _prune_and_show(model, data, out, settings, eval_data=eval_data, resume=resume, quiet=quiet, as_json=as_json)
+
+
+def _prune_and_show(
+    model: str,
+    data: str,
+    out: Path,
+    settings: dict[str, Any],
+    *,
+    eval_data: str | None = None,
+    resume: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     from greedy_gnorm.run import prune as run_prune
 
     with console.messages(quiet=quiet), console.StepDisplay(quiet=quiet) as display:
@@ -285,28 +230,31 @@ def demo(
     out: Annotated[Path | None, typer.Option(help="The folder to write to; runs/demo by default.")] = None,
     stop: Annotated[list[str], typer.Option(help=f"When to stop: {forms()}.")] = ["knee"],  # noqa: B006
     seed: Annotated[int, typer.Option(help="Seed of the training and of the samples.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """The main job on the embedded default: train a small classifier of 20 languages, then prune it."""
     from greedy_gnorm.demo import prepare
 
-    folder = out or _free_folder(Path("runs"), "demo")
+    settings = {"stop": stop, "seed": seed}
+    check_names(Settings.of(settings).stop)
+    folder = out or _free_folder(Path("runs"), "demo", resume=resume)
     with console.messages(quiet=quiet):
-        assets = prepare(seed=seed, say=console.silent if quiet else console.say)
-    arguments = {name: setting.default for name, setting in Settings.__dataclass_fields__.items()}
-    prune(
-        model=str(assets.model), data=str(assets.data), out=folder, quiet=quiet, as_json=as_json,
-        **{**arguments, "stop": stop, "seed": seed},
-    )  # fmt: skip
+        try:
+            assets = prepare(seed=seed, say=console.silent if quiet else console.say)
+        except OSError as error:
+            raise GnormError(f"Can't keep the demo's model: {error}.") from error
+    _prune_and_show(str(assets.model), str(assets.data), folder, settings, resume=resume, quiet=quiet, as_json=as_json)
     if not as_json:
         console.say_how_to_go_on(folder)
 
 
-def _free_folder(parent: Path, name: str) -> Path:
-    """The first of name, name-2, name-3, ... that is not there yet."""
-    names = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
-    return next(path for each in names if not (path := parent / each).exists())
+def _free_folder(parent: Path, name: str, *, resume: bool) -> Path:
+    """The first of name, name-2, name-3, ... that is not there yet; to resume, the last that is."""
+    names = [name, *(f"{name}-{number}" for number in range(2, 10_000))]
+    free = next(place for place, each in enumerate(names) if not (parent / each).exists())
+    return parent / names[max(free - 1, 0) if resume else free]
 
 
 class Interrupted(Exception):
@@ -315,7 +263,7 @@ class Interrupted(Exception):
     def __init__(self, record: Path) -> None:
         begun, folder = record.exists(), record.parent
         how = (
-            f"The steps so far are in {folder}; go on with the same command and --resume."
+            f"The steps so far are in {folder}; go on with the same command, --out {folder} and --resume."
             if begun
             else "Nothing was written."
         )
@@ -329,18 +277,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app([part for part in given if part != "--debug"], prog_name="gnorm")
     except SystemExit as end:
+        if end.code == INTERRUPTED:
+            console.err.print("Interrupted.")
         return end.code if isinstance(end.code, int) else 1
     except GnormError as error:
         if debug:
             raise
-        console.err.print(f"Error: {error}", style="red", markup=False, soft_wrap=True)
+        console.err.print(f"Error: {error}", style="red", soft_wrap=True)
         return 2
     except Interrupted as error:
-        console.err.print(str(error), markup=False, soft_wrap=True)
-        return 130
+        console.err.print(str(error), soft_wrap=True)
+        return INTERRUPTED
     return 0
-
-
-def run() -> None:
-    """The `gnorm` command."""
-    sys.exit(main())

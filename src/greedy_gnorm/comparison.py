@@ -40,14 +40,15 @@ class Comparison:
 
 
 def at_share(points: Points, share: float) -> float:
-    """Quality when this share of the heads is gone (the first count that reaches it)."""
-    count = math.ceil(share * points[-1][0] - 1e-9)
-    return next(quality for gone, quality in points if gone >= count)
+    """Quality when this share of the heads is gone, or the last point before it."""
+    count = share * points[-1][0] + 1e-9
+    return [quality for gone, quality in points if gone <= count][-1]
 
 
 def mean_over_curve(points: Points) -> float:
-    """The mean of the curve's points."""
-    return float(np.mean([quality for _, quality in points]))
+    """The curve's mean height: the area under it (trapezoids) over its width."""
+    heads, quality = zip(*points, strict=True)
+    return float(np.trapezoid(quality, heads)) / (heads[-1] - heads[0])
 
 
 def heads_before_drop(points: Points, drop: float) -> float:

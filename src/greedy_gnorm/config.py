@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,12 @@ class Settings:
     score_options: str | None = _setting(None, "Options of the score, such as variant=A,eps=1e-5.")
     stop: tuple[str, ...] = _setting(("knee",), "When to stop; several may be given, the first that fires stops.")
     samples: int | None = _setting(512, "Rows to score on, seeded and stratified; 0 means all.")
-    eval_samples: int | None = _setting(None, "Rows to evaluate on; all by default.")
+    eval_samples: int | None = _setting(None, "Rows to evaluate on; 0, the default, means all.")
     seed: int = _setting(0, "Seed of samples, divisions and random scores.")
     text: str | None = _setting(None, "The column of the text; found by name by default.")
-    text_pair: str | None = _setting(None, "The column of the second text of a pair; found by name by default.")
+    text_pair: str | None = _setting(
+        None, "The column of the second text of a pair; found by name unless --text is given."
+    )
     label: str | None = _setting(None, "The column of the label; found by name by default.")
     label_map: str | None = _setting(None, "The data's labels as the model's: neg=NEGATIVE,pos=POSITIVE.")
     protect: str | None = _setting(None, "Heads that stay, SITE.HEAD or a whole SITE: 0.3,0.7,11.")
@@ -47,17 +49,25 @@ class Settings:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        if not isinstance(self.stop, list | tuple) or not all(isinstance(part, str) for part in self.stop):
+            raise GnormError(f"stop must be a rule or a list of rules, such as 'drop=0.01', not {self.stop!r}.")
         object.__setattr__(self, "stop", tuple(self.stop))
-        if self.samples == 0:
-            object.__setattr__(self, "samples", None)
+        for name in ("samples", "eval_samples"):  # 0 means all
+            object.__setattr__(self, name, getattr(self, name) or None)
+        for setting in fields(self):
+            _check_type(setting, getattr(self, setting.name))
         if self.dtype not in DTYPES:
             raise GnormError(f"Unknown dtype {self.dtype!r}. Choose from: {', '.join(DTYPES)}.")
-        for name in ("samples", "eval_samples", "tokens_per_batch"):
+        for name, least in (
+            ("samples", 1),
+            ("eval_samples", 1),
+            ("tokens_per_batch", 1),
+            ("seed", 0),
+            ("min_heads", 0),
+        ):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise GnormError(f"{name} must be at least 1, not {value}.")
-        if self.min_heads < 0:
-            raise GnormError(f"min_heads can't be negative: {self.min_heads}.")
+            if value is not None and value < least:
+                raise GnormError(f"{name} must be at least {least}, not {value}.")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Settings:
@@ -73,6 +83,16 @@ class Settings:
         return {**asdict(self), "stop": list(self.stop)}
 
 
+def _check_type(setting: Field[Any], value: Any) -> None:
+    """Refuse a value of the wrong type; annotations are strings here, such as `int | None`."""
+    kinds = {"str": str, "int": int, "bool": bool, "tuple[str, ...]": tuple}
+    wanted = [kinds[part] for part in str(setting.type).split(" | ") if part != "None"]
+    if value is None and "None" in str(setting.type):
+        return
+    if not isinstance(value, tuple(wanted)) or (isinstance(value, bool) and bool not in wanted):
+        raise GnormError(f"{setting.name} must be {setting.type}, not {value!r} ({type(value).__name__}).")
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The names and values of a YAML file, hyphens in names read as underscores; safe loading only."""
     try:
@@ -81,4 +101,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise GnormError(f"Can't read {path}: {error}") from error
     if not isinstance(content, dict):
         raise GnormError(f"{path} must hold names and values, such as `method: greedy-gnorm`.")
-    return {str(name).replace("-", "_"): value for name, value in content.items()}
+    settings = {str(name).replace("-", "_"): value for name, value in content.items()}
+    if "protect" in settings and not isinstance(settings["protect"], str):
+        raise GnormError(f"{path}: put protect in quotes ('0.10'), or YAML reads it as a number.")
+    return settings

@@ -21,8 +21,8 @@ from greedy_gnorm.heads import Step
 from greedy_gnorm.measure import MEGABYTE
 from greedy_gnorm.outcome import Run
 
-out = Console()
-err = Console(stderr=True)
+out = Console(markup=False, emoji=False)
+err = Console(stderr=True, markup=False, emoji=False)
 
 
 @contextmanager
@@ -32,6 +32,7 @@ def messages(*, quiet: bool) -> Iterator[None]:
     import transformers
 
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)
     logging_of_transformers: Any = transformers.utils.logging
     logging_of_transformers.disable_progress_bar()
     logging_of_transformers.set_verbosity_error()
@@ -54,7 +55,7 @@ def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
     if issubclass(category, UserWarning):
-        err.print(f"Warning: {message}", style="yellow", markup=False, soft_wrap=True)
+        err.print(f"Warning: {message}", style="yellow", soft_wrap=True)
 
 
 class StepDisplay:
@@ -82,10 +83,10 @@ class StepDisplay:
         if self.task is not None:
             self.bar.stop()
 
-    def __call__(self, step: Step, limit: int) -> None:
+    def __call__(self, step: Step, gone: int, limit: int) -> None:
         if self.quiet:
             return
-        self.gone += len(step.removed)
+        self.gone = gone
         state = f"{_quality(step)}  {self._time_left(limit)}"
         if not err.is_terminal:
             heads = ", ".join(map(str, step.removed)) or "none"
@@ -124,11 +125,11 @@ class PartDisplay:
     def __exit__(self, *error: Any) -> None:
         self.display.__exit__(*error)
 
-    def __call__(self, part: object, step: Step, limit: int) -> None:
+    def __call__(self, part: object, step: Step, gone: int, limit: int) -> None:
         if part != self.part:
             self.display.__exit__()
             self.part, self.display = part, StepDisplay(str(part), quiet=self.quiet)
-        self.display(step, limit)
+        self.display(step, gone, limit)
 
 
 def _quality(step: Step) -> str:
@@ -150,7 +151,7 @@ def show_table(header: Sequence[str], cells: Sequence[Sequence[str]], *, numbers
         table.add_column(name, justify="right" if numbers and place else "left")
     for row in cells:
         table.add_row(*row)
-    (out if out.is_terminal else Console(width=200)).print(table)
+    (out if out.is_terminal else Console(width=200, markup=False, emoji=False)).print(table)
 
 
 def show_run(run: Run, folder: Path | None) -> None:
@@ -189,7 +190,7 @@ def show_run(run: Run, folder: Path | None) -> None:
 
 def say(text: str) -> None:
     """A line of progress."""
-    err.print(text, markup=False, highlight=False, soft_wrap=True)
+    err.print(text, highlight=False, soft_wrap=True)
 
 
 def silent(text: str) -> None:

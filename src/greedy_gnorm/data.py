@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
 import logging
 import math
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,8 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from greedy_gnorm.batches import Batch, Batches, bucketed, padded, ready_batches
+from greedy_gnorm.batches import Batches, ready_batches
 from greedy_gnorm.config import Settings
+from greedy_gnorm.encoding import Row, encode
 from greedy_gnorm.errors import DataError
 from greedy_gnorm.labels import Label, parse_label_map, to_model_labels
 from greedy_gnorm.problems import problem_of
@@ -53,19 +50,6 @@ TEXTS = (
 LABELS = ("label", "labels", "gold_label", "class", "target", "category", "sentiment", "emotion", "intent", "score")
 
 
-class Row(NamedTuple):
-    """One sentence or pair, and its label as the model counts it (None where there is none)."""
-
-    text: str
-    pair: str | None
-    label: Label | None
-
-    @property
-    def words(self) -> tuple[str, str | None]:
-        """What makes two rows the same: the text, whatever the label."""
-        return self.text, self.pair
-
-
 def scoring_batches(
     model: nn.Module, tokenizer: Any, data: Any, settings: Settings, *, needs_labels: bool = False
 ) -> Batches:
@@ -86,11 +70,17 @@ def both_batches(
     if is_ready(data) or is_ready(eval_data):
         if not is_ready(data) or not is_ready(eval_data):
             raise DataError("Ready batches can't be divided: give ready batches as data and as eval_data.")
-        return ready_batches(data, seed=settings.seed), ready_batches(eval_data, seed=settings.seed)
-    pool, evaluation = both_rows(model, data, eval_data, settings, needs_labels=needs_labels)
-    scoring = sampled(pool, settings.samples, settings.seed)
-    warn_of_overlap(scoring, evaluation)
-    return encode(scoring, model, tokenizer, settings), encode(evaluation, model, tokenizer, settings)
+        scoring, evaluation = (ready_batches(each, seed=settings.seed) for each in (data, eval_data))
+        check_labels(_ready_labels(evaluation), problem_of(model).name)
+        warn_of_overlap(_token_rows(scoring), _token_rows(evaluation))
+        return scoring, evaluation
+    pool, rows = both_rows(model, data, eval_data, settings, needs_labels=needs_labels)
+    sample = sampled(pool, settings.samples, settings.seed)
+    warn_of_overlap([row.words for row in sample], [row.words for row in rows])
+    return (
+        encode(sample, model, tokenizer, settings),
+        encode(rows, model, tokenizer, settings, "evaluation"),
+    )
 
 
 def both_rows(
@@ -104,18 +94,18 @@ def both_rows(
         evaluation_split = _first(eval_tables, "test", "validation", WHOLE, "train")
         scoring = _rows(tables, scoring_split, model, settings, needs_labels)
         evaluation = _rows(eval_tables, evaluation_split, model, settings, True)
-    elif len(tables) == 1:
+    elif len(tables := _labelled(tables, settings)) == 1:
         scoring_split = evaluation_split = next(iter(tables))
         rows = _rows(tables, scoring_split, model, settings, True)
         scoring, evaluation = divided(rows, settings.samples and draws * settings.samples, settings.seed)
     else:
-        evaluation_split = _first(_labelled(tables, settings), "test", "validation", "train")
+        evaluation_split = _first(tables, "test", "validation", "train")
         others = {name: table for name, table in tables.items() if name != evaluation_split}
         scoring_split = _first(others, "validation", "train")
         scoring = _rows(tables, scoring_split, model, settings, needs_labels)
         evaluation = _rows(tables, evaluation_split, model, settings, True)
     evaluation = sampled(evaluation, settings.eval_samples, settings.seed)
-    check_evaluation(evaluation, problem_of(model).name)
+    check_labels([row.label for row in evaluation], problem_of(model).name)
     count = len(scoring) if settings.samples is None else min(len(scoring), settings.samples)
     log.info("scoring: %d rows of %s", count, scoring_split)
     log.info("evaluation: %d rows of %s", len(evaluation), evaluation_split)
@@ -132,12 +122,11 @@ def _first(tables: Tables, *names: str) -> str:
 
 
 def _labelled(tables: Tables, settings: Settings) -> Tables:
-    """The splits whose labels are there: some data sets hide those of their test split behind -1."""
+    """The splits whose labels are there: some data sets leave out those of their test split, or write -1."""
     labelled = {}
     for name, table in tables.items():
-        column = find_columns(table, settings).label
-        hidden = column is not None and all(value in (-1, None) for value in table[column])
-        if hidden:
+        column = settings.label or next((usual for usual in LABELS if usual in table.column_names), None)
+        if column not in table.column_names or all(value == -1 or _is_missing(value) for value in table[column]):
             log.info("the %s split has no labels; it is left out", name)
         else:
             labelled[name] = table
@@ -176,14 +165,24 @@ def _rows(tables: Tables, split: str, model: nn.Module, settings: Settings, need
     pairs: Sequence[str | None] = [None] * len(texts) if columns.pair is None else _texts(table, columns.pair)
     labels: Sequence[Label | None] = [None] * len(texts)
     if columns.label is not None:
-        values = list(table[columns.label])
-        missing = [row for row, value in enumerate(values) if _is_missing(value)]
-        if missing:
-            raise DataError(f"{len(missing)} rows of {split} have no {columns.label!r}: {_numbers(missing)}.")
-        names = getattr(table.features[columns.label], "names", None)
-        label_map = parse_label_map(settings.label_map)
-        labels = to_model_labels(values, names, model.config, problem_of(model).name, label_map)
+        try:
+            labels = _labels(table, columns.label, split, model, settings)
+        except DataError as error:
+            if needs_labels:
+                raise
+            log.info("the labels of the scoring rows are not used: %s", error)
     return [Row(*row) for row in zip(texts, pairs, labels, strict=True)]
+
+
+def _labels(table: datasets.Dataset, column: str, split: str, model: nn.Module, settings: Settings) -> list[Label]:
+    values = list(table[column])
+    missing = [row for row, value in enumerate(values) if _is_missing(value)]
+    if missing:
+        raise DataError(f"{len(missing)} rows of {split} have no {column!r}: {_numbers(missing)}.")
+    feature = table.features[column]
+    names = getattr(getattr(feature, "feature", feature), "names", None)  # of a list of classes, or of a class
+    label_map = parse_label_map(settings.label_map)
+    return to_model_labels(values, names, model.config, problem_of(model).name, label_map)
 
 
 def _texts(table: datasets.Dataset, column: str) -> list[str]:
@@ -249,18 +248,19 @@ def divided(rows: list[Row], count: int | None, seed: int) -> tuple[list[Row], l
     return scoring, [row for row in rows if row.words not in taken]
 
 
-def check_evaluation(rows: Sequence[Row], problem: str) -> None:
-    """Refuse rows on which quality can't be told."""
-    if problem != "regression" and len({row.label for row in rows}) == 1:
+def check_labels(labels: Sequence[Any], problem: str) -> None:
+    """Refuse evaluation rows on which quality can't be told."""
+    if len(set(labels)) < 2:
         raise DataError(
-            f"All {len(rows)} evaluation rows have the same label: every answer would be right or wrong at once. "
-            f"Give rows of at least two classes."
+            f"All {len(labels)} evaluation rows have the same label, on which no quality can be told "
+            f"({problem}). Give rows of at least two."
         )
 
 
-def warn_of_overlap(scoring: Sequence[Row], evaluation: Sequence[Row]) -> None:
-    seen = {row.words for row in evaluation}
-    shared = sum(row.words in seen for row in scoring)
+def warn_of_overlap(scoring: Sequence[Any], evaluation: Sequence[Any]) -> None:
+    """Say how many of the rows (their texts or their tokens) are on both sides."""
+    seen = set(evaluation)
+    shared = sum(row in seen for row in scoring)
     if shared:
         warnings.warn(
             f"{shared} of {len(scoring)} scoring rows are evaluation rows too: the quality is measured partly on what "
@@ -269,58 +269,16 @@ def warn_of_overlap(scoring: Sequence[Row], evaluation: Sequence[Row]) -> None:
         )
 
 
-def encode(rows: Sequence[Row], model: nn.Module, tokenizer: Any, settings: Settings) -> Batches:
-    """Tokenise once, cut what is too long (and say so), put rows of like length together."""
-    if tokenizer is None:
-        raise DataError("Rows of text need a tokenizer.")
-    limit = longest_input(model, tokenizer)
-    tokenised, truncated = _tokenised(rows, tokenizer, limit)
-    if truncated:
-        log.info("%d of %d rows are longer than the model's %d tokens and were cut", truncated, len(rows), limit)
-    fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0}
-    if fill["input_ids"] is None:
-        raise DataError("The tokenizer has no padding token.")
-    accepted = inspect.signature(model.forward).parameters
-    padding = {name: value for name, value in fill.items() if name in tokenised[0] and name in accepted}
-    labels = None if any(row.label is None for row in rows) else torch.tensor([row.label for row in rows])
-    items = []
-    for group in bucketed([len(row["input_ids"]) for row in tokenised], settings.tokens_per_batch):
-        inputs = padded([tokenised[place] for place in group], padding)
-        items.append(Batch(inputs, None if labels is None else labels[group], tuple(group)))
-    return Batches(tuple(items), fingerprint(rows), settings.seed, truncated)
+def _token_rows(batches: Batches) -> list[tuple[int, ...]]:
+    rows = []
+    for batch in batches:
+        ids = batch.inputs["input_ids"]
+        mask = batch.inputs.get("attention_mask", torch.ones_like(ids)).bool()
+        rows += [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
+    return rows
 
 
-def _tokenised(rows: Sequence[Row], tokenizer: Any, limit: int) -> tuple[list[dict[str, list[int]]], int]:
-    """Token ids and masks of each row, and how many rows had to be cut."""
-
-    def call(some: Sequence[Row], **options: Any) -> list[dict[str, list[int]]]:
-        pairs = None if some[0].pair is None else [row.pair for row in some]
-        columns = tokenizer([row.text for row in some], pairs, return_attention_mask=True, verbose=False, **options)
-        return [{name: columns[name][place] for name in columns} for place in range(len(some))]
-
-    tokenised = call(rows)
-    long = [place for place, row in enumerate(tokenised) if len(row["input_ids"]) > limit]
-    if long:
-        cut = call([rows[place] for place in long], truncation=True, max_length=limit)
-        for place, row in zip(long, cut, strict=True):
-            tokenised[place] = row
-    return tokenised, len(long)
-
-
-def longest_input(model: nn.Module, tokenizer: Any) -> int:
-    """How many tokens model and tokenizer take."""
-    positions: Any = next(module for name, module in model.named_modules() if name.endswith("position_embeddings"))
-    # RoBERTa's positions start behind the padding token's
-    start = 0 if positions.padding_idx is None else positions.padding_idx + 1
-    return min(int(positions.num_embeddings) - start, int(tokenizer.model_max_length))
-
-
-def fingerprint(rows: Sequence[Row]) -> str:
-    """A short hash of texts and labels in their order."""
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
-
-
-def class_counts(batches: Batches) -> dict[int, int]:
-    """Rows by class number."""
-    labels = [batch.labels.tolist() for batch in batches if batch.labels is not None and batch.labels.ndim == 1]
-    return dict(sorted(Counter(label for some in labels for label in some).items()))
+def _ready_labels(batches: Batches) -> list[Any]:
+    if any(batch.labels is None for batch in batches):
+        raise DataError("Quality needs labels, and these evaluation batches have none.")
+    return [str(label) for batch in batches if batch.labels is not None for label in batch.labels.tolist()]

@@ -12,7 +12,8 @@ from typing import Any
 from greedy_gnorm import paper_figures
 from greedy_gnorm.comparison import Comparison, solutions, table
 from greedy_gnorm.config import Settings
-from greedy_gnorm.data import Row, both_rows, encode, is_ready, sampled, warn_of_overlap
+from greedy_gnorm.data import both_rows, is_ready, sampled, warn_of_overlap
+from greedy_gnorm.encoding import Row, encode
 from greedy_gnorm.errors import DataError, GnormError, RunFolderError
 from greedy_gnorm.figures import save
 from greedy_gnorm.files import whole_folder, write_json, write_text
@@ -22,15 +23,26 @@ from greedy_gnorm.loop import Memory, Protection, Task
 from greedy_gnorm.measure import as_csv, as_markdown
 from greedy_gnorm.objectives import OBJECTIVES, with_reference
 from greedy_gnorm.rules import parse_rules
-from greedy_gnorm.run import asked_for, chosen, described, device_for, dtype_for, opened, run_header, situation_of, walk
+from greedy_gnorm.run import (
+    OnStep,
+    asked_for,
+    chosen,
+    described,
+    device_for,
+    dtype_for,
+    opened,
+    run_header,
+    situation_of,
+    walk,
+)
 from greedy_gnorm.sites import Sites, find_sites
 from greedy_gnorm.strategies import methods_named
 
 RANDOM = "random"
 HEADER = "experiment.json"
 
-OnPartStep = Callable[["Part", Step, int], None]
-"""Called with the part, its new step and the number of heads that go in all."""
+OnPartStep = Callable[["Part", Step, int, int], None]
+"""Called with the part, its new step, the heads gone so far and the number that go in all."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +149,10 @@ def _bench(
     scores = [chosen(replace(given, method=name))[1:] for name in names]
     labels = any(score.asks_for_labels(objective) for score, objective in scores)
     pool, rows = both_rows(model, data, eval_data, given, needs_labels=labels, draws=runs)
-    warn_of_overlap(pool, rows)
+    warn_of_overlap([row.words for row in pool], [row.words for row in rows])
     device = device_for(given)
     sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given)))
-    evaluation = encode(rows, model, tokenizer, given).to(device)
+    evaluation = encode(rows, model, tokenizer, given, "evaluation").to(device)
     told = {"evaluation": described(data if eval_data is None else eval_data, evaluation)}
     header = run_header(model, source, told, given)
     return Bench(model, tokenizer, sites, pool, evaluation, header, data, given, Memory())
@@ -175,9 +187,9 @@ def _remember(bench: Bench, task: Task, steps: Sequence[Step]) -> None:
             bench.memory.scores[task.way_of_scoring, before] = step.scores
 
 
-def _for_part(on_step: OnPartStep, part: Part) -> Callable[[Step, int], None]:
-    def told(step: Step, limit: int) -> None:
-        on_step(part, step, limit)
+def _for_part(on_step: OnPartStep, part: Part) -> OnStep:
+    def told(step: Step, gone: int, limit: int) -> None:
+        on_step(part, step, gone, limit)
 
     return told
 

@@ -54,21 +54,28 @@ class Journal:
         ]
         if differences:
             raise RunFolderError(f"{folder} holds another run: {'; '.join(differences)}. Name another folder.")
+        journal._drop_torn_line()
         return journal
 
     @classmethod
     def read(cls, folder: Path) -> Journal:
-        """The run in this folder, finished or not; a torn last line is dropped with a word about it."""
+        """The run in this folder, finished or not; nothing is written, and a torn last line is left out."""
         try:
             header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
             text = (folder / STEPS).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{folder} holds no readable run: {error}.") from error
-        whole, newline, torn = text.rpartition("\n")
-        if torn:
-            warnings.warn(f"The last line of {folder / STEPS} is torn; that step is done again.", stacklevel=2)
-            (folder / STEPS).write_text(whole + newline, encoding="utf-8")
+        if not isinstance(header, dict) or not {"model", "data", "config", "quality"} <= set(header):
+            raise RunFolderError(f"{folder / HEADER} is not that of a run.")
+        whole, _, _ = text.rpartition("\n")
         return cls(folder, header, [_step(folder, number, line) for number, line in enumerate(whole.splitlines())])
+
+    def _drop_torn_line(self) -> None:
+        path = self.folder / STEPS
+        whole, newline, torn = path.read_bytes().rpartition(b"\n")
+        if torn:
+            warnings.warn(f"The last line of {path} is torn; that step is done again.", stacklevel=3)
+            os.truncate(path, len(whole) + len(newline))
 
     def append(self, step: Step) -> None:
         """Write one step and make sure that it is on the disk."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from greedy_gnorm.errors import DataError
@@ -28,11 +28,12 @@ def to_model_labels(
     known = LabelNames(config, names, label_map)
     if problem == "multi_label_classification":
         return _multi_hot(values, known, int(config.num_labels))
-    return known.ids(values)
+    table = known.table(values)
+    return [table[value] for value in values]
 
 
 class LabelNames:
-    """The model's labels, and the ways a data set may write them: by name (any case), by number."""
+    """The model's labels, and the ways a data set may write them: by name (any case), or else by number."""
 
     def __init__(self, config: Any, names: Sequence[str] | None, label_map: Mapping[str, str]) -> None:
         self.count = int(config.num_labels)
@@ -43,18 +44,25 @@ class LabelNames:
         # A model that never named its labels is counted by number; one that did is matched by name
         self.names = None if generic and names and not label_map else names
 
-    def ids(self, values: Sequence[Any]) -> list[Label]:
-        """The model's number of each label; DataError, listing both sides, where one is unknown."""
-        table = {value: self.find(value) for value in set(values)}
-        unknown = sorted(str(self.written(value)) for value, number in table.items() if number is None)
+    def table(self, values: Iterable[Any]) -> dict[Any, int]:
+        """The model's number of each label of a column: all by name, or else all by number, never mixed."""
+        values = list(values)
+        odd = next((value for value in values if not isinstance(value, str | int | float)), None)
+        if odd is not None:
+            raise DataError(f"A label must be a name or a number, not {type(odd).__name__}: {odd!r:.80}.")
+        wanted = {value: self.label_map.get(str(self.written(value)), str(self.written(value))) for value in values}
+        by_name = {value: self.named(name) for value, name in wanted.items()}
+        if None in by_name.values() and all(name.isdecimal() and int(name) < self.count for name in wanted.values()):
+            return {value: int(name) for value, name in wanted.items()}
+        unknown = sorted(wanted[value] for value, number in by_name.items() if number is None)
         if unknown:
-            shown = sorted({str(self.written(value)) for value in table})
+            shown = sorted({str(self.written(value)) for value in wanted})
             raise DataError(
                 f"The model does not know the label {unknown[0]!r}. "
                 f"Labels in the data: {_listed(shown)}. Labels of the model: {_listed(list(self.by_name))}. "
                 f"Map them with --label-map, such as {shown[0]}={next(iter(self.by_name))}."
             )
-        return [number for value in values if (number := table[value]) is not None]
+        return {value: number for value, number in by_name.items() if number is not None}
 
     def written(self, value: Any) -> Any:
         """The label as the data's author wrote it."""
@@ -62,15 +70,9 @@ class LabelNames:
             return self.names[value]
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
-    def find(self, value: Any) -> int | None:
-        """The model's number for one label, or None."""
-        written = self.written(value)
-        name = self.label_map.get(str(written), str(written))
-        if name in self.by_name:
-            return self.by_name[name]
-        if name.lower() in self.by_lower:
-            return self.by_lower[name.lower()]
-        return int(name) if name.isdecimal() and int(name) < self.count else None
+    def named(self, name: str) -> int | None:
+        """The model's number for a name, or None."""
+        return self.by_name.get(name, self.by_lower.get(name.lower()))
 
 
 def _numbers(values: Sequence[Any]) -> list[Label]:
@@ -88,11 +90,9 @@ def _multi_hot(values: Sequence[Any], known: LabelNames, count: int) -> list[Lab
         raise DataError("The model predicts several labels a row: the label column must hold a list in each row.")
     if all(len(value) == count and all(entry in (0, 1) for entry in value) for value in values):
         return [tuple(float(entry) for entry in value) for value in values]
-    rows: list[Label] = []
-    for value in values:
-        numbers = set(known.ids(value))
-        rows.append(tuple(float(number in numbers) for number in range(count)))
-    return rows
+    table = known.table(entry for value in values for entry in value)
+    chosen = [{table[entry] for entry in value} for value in values]
+    return [tuple(float(number in numbers) for number in range(count)) for numbers in chosen]
 
 
 def _listed(names: Sequence[str], most: int = 30) -> str:

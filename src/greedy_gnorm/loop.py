@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from greedy_gnorm.batches import Batches
-from greedy_gnorm.errors import GnormError
+from greedy_gnorm.errors import GnormError, NonFiniteScore
 from greedy_gnorm.evaluate import evaluate
 from greedy_gnorm.heads import Head, HeadScores, Step, removed_by
 from greedy_gnorm.measure import parameter_count
@@ -121,6 +122,8 @@ def _measured(
         if gone not in task.memory.quality:
             task.memory.quality[gone] = evaluate(sites.model, task.evaluation)
         quality = task.memory.quality[gone]
+    if not all(map(math.isfinite, quality.values())):
+        raise NonFiniteScore(f"The quality at step {number} is not a number: {dict(quality)}. Are all weights finite?")
     parameters = parameter_count(sites.model)
     return Step(number, removed, scores, quality, parameters, parameters * task.bytes_per_parameter, seconds)
 

@@ -44,35 +44,39 @@ class SizeRow:
 HEADER = ("Layer", "Params before", "Share % before", "MB before", "Params after", "Share % after", "MB after")
 
 
-def module_counts(model: nn.Module) -> dict[str, int]:
+Counts = list[tuple[str, int]]
+"""Parameters of modules, by their title in the table; titles may recur under different modules."""
+
+
+def module_counts(model: nn.Module) -> Counts:
     """Parameters of the rows of the paper's tables: the model, its base with its parts, its head with its parts."""
     base = getattr(model, "base_model", model)
-    counts = {"Model": parameter_count(model)}
+    counts = [("Model", parameter_count(model))]
     config: Any = model.config
     if base is not model:
-        counts[FAMILIES[config.model_type].title] = parameter_count(base)
-    counts.update(_children(base))
+        counts.append((FAMILIES[config.model_type].title, parameter_count(base)))
+    counts += _children(base)
     for name, module in model.named_children():
         if module is not base and parameter_count(module):
-            counts[_title(name)] = parameter_count(module)
-            counts.update(_children(module))
+            counts += [(_title(name), parameter_count(module)), *_children(module)]
     return counts
 
 
-def _children(module: nn.Module) -> dict[str, int]:
+def _children(module: nn.Module) -> Counts:
     """The counts of a module's parts; of its weight and bias where it has no parts."""
-    parts = {_title(name): parameter_count(child) for name, child in module.named_children()}
-    parts.update({_title(name): parameter.numel() for name, parameter in module.named_parameters(recurse=False)})
-    return {name: count for name, count in parts.items() if count}
+    parts = [(_title(name), parameter_count(child)) for name, child in module.named_children()]
+    parts += [(_title(name), parameter.numel()) for name, parameter in module.named_parameters(recurse=False)]
+    return [(name, count) for name, count in parts if count]
 
 
 def _title(name: str) -> str:
     return "Encoder" if name == "transformer" else name.capitalize()
 
 
-def size_table(before: dict[str, int], after: dict[str, int]) -> list[SizeRow]:
+def size_table(before: Counts, after: Counts) -> list[SizeRow]:
     """Rows of the table from the counts of the same model before and after."""
-    return [SizeRow(name, before[name], after[name], before["Model"], after["Model"]) for name in before]
+    totals = before[0][1], after[0][1]
+    return [SizeRow(name, old, new, *totals) for (name, old), (_, new) in zip(before, after, strict=True)]
 
 
 def table_cells(rows: Sequence[SizeRow], quality: tuple[str, float, float] | None = None) -> list[list[str]]:

@@ -10,7 +10,7 @@ from greedy_gnorm.checkpoint import save
 from greedy_gnorm.files import whole_folder, write_text
 from greedy_gnorm.heads import Head, Step, by_site, removed_by
 from greedy_gnorm.journal import Journal
-from greedy_gnorm.measure import HEADER, as_csv, as_markdown, module_counts, size_table, table_cells
+from greedy_gnorm.measure import HEADER, Counts, as_csv, as_markdown, module_counts, size_table, table_cells
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Run:
     model: Any
     tokenizer: Any
     header: dict[str, Any]
-    counts_before: dict[str, int]
+    counts_before: Counts
 
     @property
     def removed(self) -> list[Head]:

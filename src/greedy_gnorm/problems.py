@@ -33,6 +33,8 @@ def problem_of(model: nn.Module) -> Problem:
     config: Any = model.config
     if config.problem_type is None:
         return PROBLEMS["regression" if config.num_labels == 1 else "single_label_classification"]
+    if config.problem_type == "regression" and config.num_labels > 1:
+        raise UnsupportedModel(f"The model is a regression with {config.num_labels} outputs; one output is supported.")
     if config.problem_type not in PROBLEMS:
         raise UnsupportedModel(
             f"The model's problem_type is {config.problem_type!r}; supported are: {', '.join(PROBLEMS)}."

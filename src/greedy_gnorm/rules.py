@@ -82,9 +82,8 @@ class Rules:
         return next((reason for rule in self.rules if (reason := rule.check(history))), None)
 
     def solution(self, history: History) -> int:
-        """The chosen step: where the rule that fired points, or the knee of the stretch up to there."""
-        fired = next((rule for rule in self.rules if rule.check(history)), None)
-        end = fired.choose(history) if fired else last(history)
+        """The chosen step: the earliest that a rule which fired points to, or the knee of the stretch up to there."""
+        end = min((rule.choose(history) for rule in self.rules if rule.check(history)), default=last(history))
         return knee(curve(history[: end + 1])) if any(rule.at_knee for rule in self.rules) else end
 
 
@@ -130,7 +129,7 @@ def fraction(argument: str, situation: Situation) -> Rule:
     share = _number(argument)
     if share is None or not 0 < share <= 1:
         raise GnormError(f"fraction={argument}: F must be above 0 and at most 1, such as fraction=0.5.")
-    count = math.ceil(share * situation.heads - 1e-9)
+    count = max(1, math.ceil(share * situation.heads - 1e-9))
     if count > situation.removable:
         raise GnormError(f"fraction={argument} is {count} heads, but only {situation.removable} can be removed.")
     return _count_rule(f"fraction={argument}", count)
@@ -163,7 +162,7 @@ def params(argument: str, situation: Situation) -> Rule:
 
 
 def _parameter_count(text: str) -> int:
-    match = re.fullmatch(r"([\d_]+(?:\.\d+)?)([kmgb]?)", text.strip().lower())
+    match = re.fullmatch(r"(\d+(?:_\d+)*(?:\.\d+)?)([kmgb]?)", text.strip().lower())
     if not match:
         raise GnormError(f"params={text}: write a number of parameters, such as 80M, 1.5G or 250000.")
     unit = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}[match.group(2)]

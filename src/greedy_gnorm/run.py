@@ -31,8 +31,8 @@ from greedy_gnorm.sites import Sites, find_sites
 from greedy_gnorm.strategies import STRATEGIES, Strategy
 from greedy_gnorm.surgery import remove
 
-OnStep = Callable[[Step, int], None]
-"""Called with each new step and the number of heads that may go in all."""
+OnStep = Callable[[Step, int, int], None]
+"""Called with each new step, the heads gone so far and the number that may go in all."""
 
 
 def score(
@@ -128,7 +128,7 @@ def walk(sites: Sites, task: Task, journal: Journal | None, on_step: OnStep | No
         if journal is not None:
             journal.append(step)
         if on_step is not None:
-            on_step(step, limit)
+            on_step(step, len(removed_by(steps)), limit)
     return steps
 
 
@@ -157,7 +157,7 @@ def device_for(given: Settings) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(given.device)
-        torch.empty(0, device=device)
+        float(torch.zeros((), device=device))
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise GnormError(f"Can't compute on {given.device!r}: {str(error).splitlines()[0]}") from error
     return device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,9 @@ def _read_file(path: Path) -> datasets.Dataset:
     if builder == "csv":
         # Words such as "NA" or "null" are text like any other
         options = {"keep_default_na": False, "sep": "\t" if path.suffix.lower() == ".tsv" else ","}
-    return _built(lambda: datasets.load_dataset(builder, data_files=[str(path)], split="train", **options), str(path))
+    return _built(
+        lambda: datasets.load_dataset(builder, data_files=[glob.escape(str(path))], split="train", **options), str(path)
+    )
 
 
 def _read_folder(folder: Path) -> Tables:
@@ -137,6 +140,6 @@ def _by_split_column(name: str, table: datasets.Dataset) -> Tables:
     for row, value in enumerate(table["split"]):
         places.setdefault(SPLITS.get(str(value).lower(), WHOLE), []).append(row)
     if WHOLE in places and len(places) > 1:
-        odd = sorted({str(value) for value in table["split"]} - set(SPLITS))
+        odd = sorted({str(value) for value in table["split"] if str(value).lower() not in SPLITS})
         raise DataError(f"The split column has values that name no split: {', '.join(odd[:5])}.")
     return {split: table.select(rows) for split, rows in places.items()}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from greedy_gnorm.checkpoint import load_config, skeleton
 from greedy_gnorm.errors import GnormError
+from greedy_gnorm.heads import Head, by_site
 from greedy_gnorm.journal import HEADER as RUN_HEADER
 from greedy_gnorm.journal import Journal
 from greedy_gnorm.measure import SizeRow, module_counts, size_table
@@ -21,13 +22,15 @@ def model_size_table(
 ) -> tuple[list[SizeRow], Quality | None]:
     """Rows before and after: after removing so many heads, or those that the folder says are gone."""
     folder = Path(name)
-    quality = None
+    quality, gone_before = None, dict[int, list[int]]()
     if (folder / RUN_HEADER).exists():
-        quality = _quality(folder)
+        journal = Journal.read(folder)
+        quality = _quality(journal)
+        gone_before = by_site(Head(*head) for head in journal.header["model"]["removed"])
         name = str(folder / "model")
     config = load_config(name, trust_remote_code=trust_remote_code)
     whole = copy.deepcopy(config)
-    whole.pruned_heads = {}
+    whole.pruned_heads = gone_before
     before = module_counts(skeleton(whole))
     model = skeleton(config)
     if removed is not None:
@@ -39,10 +42,9 @@ def model_size_table(
     return size_table(before, module_counts(model)), quality if removed is None else None
 
 
-def _quality(folder: Path) -> Quality:
-    journal = Journal.read(folder)
+def _quality(journal: Journal) -> Quality:
     if "result" not in journal.header:
-        raise GnormError(f"The run in {folder} is not finished: go on with it by --resume.")
+        raise GnormError(f"The run in {journal.folder} is not finished: go on with it by --resume.")
     measure = str(journal.header["quality"])
     before, after = journal.header["result"]["quality"][measure]
     return measure, before, after

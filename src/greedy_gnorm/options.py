@@ -1,0 +1,86 @@
+"""Options of the command line, made from the settings: one definition for both."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from greedy_gnorm.config import Settings, read_yaml
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.objectives import OBJECTIVES
+from greedy_gnorm.rules import forms
+
+SCORING = (
+    "objective", "score_options", "samples", "seed", "text", "text_pair", "label", "label_map", "dtype", "device",
+    "tokens_per_batch", "trust_remote_code",
+)  # fmt: skip
+PRUNING = tuple(setting.name for setting in fields(Settings))
+
+
+def with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each of these settings; it receives them together, as a dict."""
+    hints = get_type_hints(Settings)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            part for part in inspect.signature(command, eval_str=True).parameters.values() if part.name != "settings"
+        ]
+        options = [
+            inspect.Parameter(
+                setting.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=list(setting.default) if isinstance(setting.default, tuple) else setting.default,
+                annotation=Annotated[_option_type(hints[setting.name]), typer.Option(help=_help(setting))],
+            )
+            for setting in fields(Settings)
+            if setting.name in names
+        ]
+
+        def wrapper(**given: Any) -> None:
+            command(settings={name: given.pop(name) for name in names}, **given)
+
+        wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+        wrapper.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {part.name: part.annotation for part in [*own, *options]}
+        return wrapper
+
+    return decorate
+
+
+def _option_type(hint: Any) -> Any:
+    return list[str] if hint == tuple[str, ...] else hint
+
+
+def _help(setting: Any) -> str:
+    choices = {"stop": f" {forms()}.", "objective": f" {', '.join(OBJECTIVES)}."}
+    return str(setting.metadata["help"]) + choices.get(setting.name, "")
+
+
+def _from_file(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the defaults of this command from a YAML file."""
+    if path is not None:
+        content = read_yaml(path)
+        known = {parameter.name for parameter in context.command.params}
+        unknown = sorted(set(content) - known)
+        if unknown:
+            raise GnormError(f"{path}: unknown setting {unknown[0]!r}. Settings: {', '.join(sorted(map(str, known)))}.")
+        stop = content.get("stop")
+        context.default_map = {**content, **({"stop": [stop]} if isinstance(stop, str) else {})}
+    return path
+
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a name on the hub.")]
+Data = Annotated[str, typer.Option(help="csv, tsv, jsonl, parquet, a folder of them, or hub:NAME[:CONFIG][:SPLIT].")]
+EvalData = Annotated[str | None, typer.Option(help="Evaluate on other data, written like --data.")]
+Out = Annotated[Path, typer.Option(help="The folder to write to.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors and the result.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", callback=_from_file, is_eager=True, help="A YAML file with any of these options."),
+]

@@ -1,0 +1,189 @@
+"""Comparisons: what is shared, what is resumed, and the numbers of the tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from conftest import LABEL_NAMES, shared, tiny_model, tiny_rows, tiny_tokenizer
+
+import greedy_gnorm as gg
+from greedy_gnorm import loop
+from greedy_gnorm.cli import main
+from greedy_gnorm.comparison import at_share, heads_before_drop, mean_over_curve, staleness
+from greedy_gnorm.experiment import read_comparison
+from greedy_gnorm.heads import removed_by
+from greedy_gnorm.strategies import PAPER, STRATEGIES, methods_named
+
+ROWS = tiny_rows(60)
+
+
+def compare(folder, family="bert", **options):
+    model = tiny_model(family, **LABEL_NAMES, **({"num_hidden_layers": 2} if family == "bert" else {}))
+    options = {"methods": "paper", "runs": 2, "trajectories": 3, "samples": 9, "eval_samples": 21, **options}
+    return gg.compare(model, tiny_tokenizer(), ROWS, out=folder, **options)
+
+
+def essence(comparison):
+    return {
+        method: [[(step.removed, step.quality) for step in walk] for walk in walks]
+        for method, walks in comparison.curves.items()
+    }
+
+
+def test_every_method_walks_on_the_same_evaluation_rows(tmp_path):
+    comparison = compare(tmp_path / "c")
+    assert {method: len(walks) for method, walks in comparison.curves.items()} == {
+        "greedy-gnorm": 2, "inverse-gnorm": 2, "ae": 2, "inverse-ae": 2, "random": 3,
+    }  # fmt: skip
+    headers = [json.loads(path.read_text()) for path in sorted((tmp_path / "c" / "parts").glob("*/run.json"))]
+    assert len({header["data"]["evaluation"]["fingerprint"] for header in headers}) == 1
+    samples = {(header["seed"], header["data"]["scoring"]["fingerprint"]) for header in headers}
+    assert len(samples) == 3, "one scoring sample a run, whatever the method"
+    for walks in comparison.curves.values():
+        for walk in walks:
+            assert len(set(removed_by(walk))) == 8
+            assert walk[0].quality == comparison.curves["ae"][0][0].quality
+    for name in ("curves", "against-random", "masks", "staleness", "gradient-change", "scores-greedy-gnorm"):
+        assert (tmp_path / "c" / "figures" / f"{name}.png").stat().st_size > 4000
+    assert not (tmp_path / "c" / "figures" / "tied-heads.png").exists()
+    assert essence(read_comparison(tmp_path / "c")) == essence(comparison)
+
+
+def test_a_part_is_the_run_that_prune_makes(tmp_path):
+    comparison = compare(tmp_path / "c", methods="greedy-gnorm,michel", runs=1)
+    model = tiny_model("bert", num_hidden_layers=2, **LABEL_NAMES)
+    for method in ("greedy-gnorm", "michel"):
+        alone = gg.prune(model, tiny_tokenizer(), ROWS, method=method, stop="all", samples=9, eval_samples=21)
+        assert [step.removed for step in alone.steps] == [step.removed for step in comparison.curves[method][0]]
+
+
+def test_what_methods_share_is_computed_once(tmp_path, monkeypatch):
+    counts = {"score": 0, "evaluate": 0}
+    seen = []
+    evaluate = loop.evaluate
+
+    def counted(model, batches):
+        counts["evaluate"] += 1
+        seen.append(tuple(map(tuple, model.config.to_dict().get("pruned_heads", {}).items())))
+        return evaluate(model, batches)
+
+    monkeypatch.setattr(loop, "evaluate", counted)
+    comparison = compare(tmp_path / "c", methods="ae,inverse-ae,gnorm-static,greedy-gnorm", runs=1)
+    masks = {
+        frozenset(removed_by(walk[: place + 1]))
+        for walks in comparison.curves.values()
+        for walk in walks
+        for place in range(len(walk))
+    }
+    assert counts["evaluate"] == len(masks) < 4 * 9
+
+
+def test_a_comparison_is_resumed_and_a_finished_part_is_not_computed_again(tmp_path, monkeypatch):
+    whole = compare(tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def on_step(part, step, gone, limit):
+        if (str(part), step.step) == ("inverse-ae-0", 4):
+            raise Stop
+
+    with pytest.raises(Stop):
+        compare(tmp_path / "parts", on_step=on_step)
+    steps = []
+    resumed = compare(
+        tmp_path / "parts", resume=True, on_step=lambda part, step, *rest: steps.append((str(part), step.step))
+    )
+    assert essence(resumed) == essence(whole)
+    assert ("greedy-gnorm-0", 1) not in steps
+    assert ("inverse-ae-0", 4) not in steps
+    assert ("inverse-ae-0", 5) in steps
+    more = compare(tmp_path / "parts", methods="paper,magnitude", resume=True)
+    assert set(more.curves) == {*PAPER, "magnitude"}
+
+
+def test_folders_and_names_are_checked(tmp_path):
+    compare(tmp_path / "c", methods="random", trajectories=1)
+    with pytest.raises(gg.RunFolderError, match="holds a comparison already"):
+        compare(tmp_path / "c", methods="random", trajectories=1)
+    with pytest.raises(gg.RunFolderError, match="holds another run: seed was"):
+        compare(tmp_path / "c", methods="random", trajectories=1, resume=True, seed=7)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(gg.RunFolderError, match="holds no comparison"):
+        compare(tmp_path / "other")
+    for wrong, message in (
+        ({"methods": "x"}, "Unknown method 'x'"),
+        ({"methods": ","}, "Name the methods"),
+        ({"runs": 0}, "at least 1 run"),
+        ({"samples": -1}, "samples"),
+    ):
+        with pytest.raises(gg.GnormError, match=message):
+            compare(tmp_path / "new", **wrong)
+    assert not (tmp_path / "new").exists()
+
+
+def test_albert_has_its_picture_of_tied_heads(tmp_path):
+    compare(tmp_path / "c", family="albert", methods="greedy-gnorm", runs=1)
+    assert (tmp_path / "c" / "figures" / "tied-heads.png").exists()
+
+
+def test_the_command(tmp_path, model_folder, data_file, capsys):
+    command = ["compare", str(model_folder), "--data", str(data_file), "--out", str(tmp_path / "c"), "--samples", "9"]
+    command += ["--methods", "greedy-gnorm,random", "--runs", "2", "--trajectories", "2"]
+    assert main(command) == 0
+    text = capsys.readouterr()
+    assert "greedy-gnorm" in text.out
+    assert "*" in text.out
+    assert "greedy-gnorm-1 step 8" in text.err
+    with (tmp_path / "c" / "tables" / "comparison.csv").open() as file:
+        (first, second) = csv.DictReader(file)
+    assert (first["method"], first["runs"], second["method"]) == ("greedy-gnorm", "2", "random")
+    assert "±" in first["at 50%"]
+    assert "| greedy-gnorm |" in (tmp_path / "c" / "tables" / "solutions.md").read_text()
+    assert main(command) == 2
+    assert main([*command, "--resume"]) == 0
+
+
+def test_names_of_methods():
+    assert methods_named("paper") == ["greedy-gnorm", "inverse-gnorm", "ae", "inverse-ae", "random"]
+    every = methods_named("all")
+    assert set(PAPER) < set(every)
+    assert set(STRATEGIES) - set(every) == {"attribution-greedy", "leave-one-out-greedy", "shapley-greedy"}
+    assert methods_named("ae,paper")[0] == "ae"
+    assert len(methods_named("ae,paper")) == 5
+
+
+PAPERS_NUMBERS = {
+    "bert": ([0.967, 0.957, 0.924, 0.904], 0.920),
+    "albert": ([0.778, 0.484, 0.334, 0.339], 0.554),
+    "roberta": ([0.756, 0.842, 0.808, 0.643], 0.778),
+    "xlm-roberta": ([0.995, 0.989, 0.855, 0.790], 0.878),
+}
+
+
+@pytest.mark.parametrize("model", PAPERS_NUMBERS)
+def test_the_measures_on_the_authors_curves(model):
+    with shared(f"paper/results/{model}-greedygnorm.csv").open() as file:
+        points = [(float(row["Pruned_Heads"]), float(row["Accuracy"])) for row in csv.DictReader(file)]
+    shares, mean = PAPERS_NUMBERS[model]
+    assert mean_over_curve(points) == pytest.approx(mean, abs=6e-4)
+    assert [at_share(points, share) for share in (0.25, 0.5, 0.75)] == pytest.approx(shares[:3], abs=6e-4)
+
+
+def test_heads_before_a_drop():
+    points = [(0, 0.9), (1, 0.9), (2, 0.895), (3, 0.88), (4, 0.9), (5, 0.5)]
+    assert heads_before_drop(points, 0.01) == 2
+    assert heads_before_drop(points, 0.05) == 4
+    assert heads_before_drop(points, 0.5) == 5
+
+
+def test_staleness_starts_at_one(tmp_path):
+    comparison = compare(tmp_path / "c", methods="greedy-gnorm,ae", runs=1)
+    taus = staleness(comparison.curves["greedy-gnorm"][0])
+    assert taus[0] == (0, pytest.approx(1.0))
+    assert all(-1 <= tau <= 1 for _, tau in taus)
+    assert np.allclose([tau for _, tau in staleness(comparison.curves["ae"][0])], 1)
