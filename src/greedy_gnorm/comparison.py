@@ -40,9 +40,9 @@ class Comparison:
 
 
 def at_share(points: Points, share: float) -> float:
-    """Quality when this share of the heads is gone, or the last point before it."""
-    count = share * points[-1][0] + 1e-9
-    return [quality for gone, quality in points if gone <= count][-1]
+    """Quality when this share of the heads is gone, between two points by a straight line."""
+    heads, quality = zip(*points, strict=True)
+    return float(np.interp(share * heads[-1], heads, quality))
 
 
 def mean_over_curve(points: Points) -> float:

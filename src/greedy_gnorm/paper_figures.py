@@ -109,6 +109,9 @@ def masks(comparison: Comparison) -> Figure:
         axes.pcolormesh(cells, cmap=two_colours(), vmin=0, vmax=1, edgecolors="white", linewidth=0.5)
         label_matrix(axes, cells.shape, "Layer" if max(model["applications"]) > 1 else "Site")
         axes.set_title(f"{method}: {len(removed)} removed", fontsize=8)
+        axes.tick_params(labelsize=5)
+        axes.xaxis.label.set_size(7)
+        axes.yaxis.label.set_size(7)
     return figure
 
 
