@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from conftest import shared
+from scipy.stats import kendalltau
 from twins import slow_gradient_norms
 
 import greedy_gnorm as gg
@@ -65,3 +66,21 @@ def test_trained_albert_matches_its_twin():
     expected = slow_gradient_norms(exact, [batch])
     for place, name in enumerate(("q", "k", "v")):
         np.testing.assert_allclose(norms[name], expected[place], rtol=1e-4)
+
+
+def test_rectified_entropy_keeps_the_order_of_trained_heads_for_small_eps_only(minilm):
+    """The paper's appendix: variant C keeps A's order for small eps; from some eps on it no longer does."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
+    rows = [json.loads(line) for line in shared("data/tweets.jsonl").open(encoding="utf-8")][:24]
+    model = gg.load(minilm, dtype=torch.float32)
+
+    def entropy(options):
+        return gg.score(model, rows, tokenizer=tokenizer, score="entropy", score_options=options).values.ravel()
+
+    plain = entropy("variant=A")
+    taus = {eps: kendalltau(plain, entropy(f"variant=C,eps={eps}")).statistic for eps in (1e-9, 1e-7, 1e-5, 1e-3, 1e-1)}
+    print("Kendall's tau of variant C with variant A by eps:", {eps: round(tau, 4) for eps, tau in taus.items()})
+    assert taus[1e-9] == pytest.approx(1)
+    assert taus[1e-7] > 0.999, "the authors' eps"
+    assert taus[1e-1] < 0.9
+    assert sorted(taus.values(), reverse=True) == list(taus.values())

@@ -48,7 +48,7 @@ def at_share(points: Points, share: float) -> float:
 def mean_over_curve(points: Points) -> float:
     """The curve's mean height: the area under it (trapezoids) over its width."""
     heads, quality = zip(*points, strict=True)
-    return float(np.trapezoid(quality, heads)) / (heads[-1] - heads[0])
+    return float(np.trapezoid(quality, heads) / (heads[-1] - heads[0]))
 
 
 def heads_before_drop(points: Points, drop: float) -> float:

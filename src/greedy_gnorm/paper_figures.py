@@ -110,8 +110,8 @@ def masks(comparison: Comparison) -> Figure:
         label_matrix(axes, cells.shape, "Layer" if max(model["applications"]) > 1 else "Site")
         axes.set_title(f"{method}: {len(removed)} removed", fontsize=8)
         axes.tick_params(labelsize=5)
-        axes.xaxis.label.set_size(7)
-        axes.yaxis.label.set_size(7)
+        axes.xaxis.label.set_fontsize(7)
+        axes.yaxis.label.set_fontsize(7)
     return figure
 
 

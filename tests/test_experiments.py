@@ -1,0 +1,28 @@
+"""The experiments in the repository fit the commands they are written for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from greedy_gnorm.cli import app
+from greedy_gnorm.config import read_yaml
+from greedy_gnorm.strategies import methods_named
+
+EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
+FILES = sorted(EXPERIMENTS.rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_comparison_file(path):
+    known = {parameter.name for parameter in typer.main.get_command(app).commands["compare"].params}
+    content = read_yaml(path)
+    assert set(content) <= known
+    assert {"model", "data", "out"} <= set(content)
+    assert methods_named(content["methods"])
+
+
+def test_there_is_one_for_each_of_the_papers_models():
+    assert {path.stem for path in FILES} >= {"bert", "albert", "roberta", "xlm-roberta"}
