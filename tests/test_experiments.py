@@ -8,11 +8,11 @@ import pytest
 import typer.main
 
 from greedy_gnorm.cli import app
-from greedy_gnorm.config import read_yaml
+from greedy_gnorm.config import Settings, read_yaml
 from greedy_gnorm.strategies import methods_named
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
-FILES = sorted(EXPERIMENTS.rglob("*.yaml"))
+FILES = sorted((EXPERIMENTS / "paper").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -26,3 +26,13 @@ def test_a_comparison_file(path):
 
 def test_there_is_one_for_each_of_the_papers_models():
     assert {path.stem for path in FILES} >= {"bert", "albert", "roberta", "xlm-roberta"}
+
+
+@pytest.mark.parametrize("path", sorted((EXPERIMENTS / "offline").glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_offline_file(path):
+    plan = read_yaml(path)
+    assert set(plan) - {"class"} == {"base", "data", "epochs", "learning_rate", "seed", "compare"}
+    assert methods_named(plan["compare"].pop("methods"))
+    assert plan["compare"].pop("runs") == 3
+    assert plan["compare"].pop("trajectories") >= 25
+    Settings.of(plan["compare"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from conftest import shared
+from offline import reexpressed
 from scipy.stats import kendalltau
 from twins import slow_gradient_norms
 
@@ -19,31 +20,12 @@ from greedy_gnorm.objectives import OBJECTIVES
 from greedy_gnorm.sites import find_sites
 
 
-def as_roberta(bert, family):
-    """A BERT classifier in RoBERTa's class: its pooler and classifier are RoBERTa's head, its positions start later."""
-    old = bert.config.to_dict()
-    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
-             "type_vocab_size", "layer_norm_eps", "id2label", "label2id")  # fmt: skip
-    config = transformers.AutoConfig.for_model(
-        family, **{name: old[name] for name in names}, max_position_embeddings=513, pad_token_id=0
-    )
-    model = transformers.AutoModelForSequenceClassification.from_config(config)
-    weights = {name.replace("bert.", "roberta.", 1): tensor for name, tensor in bert.state_dict().items()}
-    positions = "roberta.embeddings.position_embeddings.weight"
-    weights[positions] = torch.cat([torch.zeros(1, old["hidden_size"]), weights[positions]])
-    for part in ("weight", "bias"):
-        weights[f"classifier.dense.{part}"] = weights.pop(f"roberta.pooler.dense.{part}")
-        weights[f"classifier.out_proj.{part}"] = weights.pop(f"classifier.{part}")
-    model.load_state_dict(weights)
-    return model.eval()
-
-
 @pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert"])
 def test_the_same_trained_weights_score_the_same(family, minilm):
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
     rows = [json.loads(line) for line in shared("data/tweets.jsonl").open(encoding="utf-8")][:40]
     bert = gg.load(minilm, dtype=torch.float32)
-    roberta = as_roberta(bert, family)
+    roberta = reexpressed(bert, family)
     expected = gg.score(bert, rows, tokenizer=tokenizer)
     ours = gg.score(roberta, rows, tokenizer=tokenizer)
     np.testing.assert_allclose(ours.values, expected.values, rtol=1e-3)
@@ -82,5 +64,5 @@ def test_rectified_entropy_keeps_the_order_of_trained_heads_for_small_eps_only(m
     print("Kendall's tau of variant C with variant A by eps:", {eps: round(tau, 4) for eps, tau in taus.items()})
     assert taus[1e-9] == pytest.approx(1)
     assert taus[1e-7] > 0.999, "the authors' eps"
-    assert taus[1e-1] < 0.9
+    assert taus[1e-1] < 0.99, "a large eps changes the order"
     assert sorted(taus.values(), reverse=True) == list(taus.values())

