@@ -76,7 +76,7 @@ def against_random(comparison: Comparison) -> Figure:
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     axes = _plot_axes(figure.add_subplot(), comparison)
     heads, values = _values(comparison.curves["random"])
-    places = np.unique(np.linspace(0, len(heads) - 1, min(len(heads), 25)).round().astype(int))
+    places = np.arange(0, len(heads), max(1, round(len(heads) / 25)))
     width = 0.6 * (heads[places[1]] - heads[places[0]])
     axes.boxplot(
         [values[:, place] for place in places], positions=heads[places], widths=width, manage_ticks=False,
