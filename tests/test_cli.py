@@ -86,7 +86,7 @@ def test_score_writes_the_matrix_and_a_heat_map(model_folder, data_file, tmp_pat
     out = tmp_path / "scores"
     command = ["score", str(model_folder), "--data", str(data_file), "--out", str(out)]
     assert main([*command, "--score", "gnorm", "--objective", "loss"]) == 0
-    assert "Least important heads" in capsys.readouterr().out
+    assert "Lowest scores" in capsys.readouterr().out
     content = json.loads((out / "scores.json").read_text())
     assert len(content["values"]) == 2
     assert len(content["values"][0]) == 4

@@ -145,7 +145,10 @@ def test_the_command(tmp_path, model_folder, data_file, capsys):
     assert "±" in first["at 50%"]
     assert "| greedy-gnorm |" in (tmp_path / "c" / "tables" / "solutions.md").read_text()
     assert main(command) == 2
-    assert main([*command, "--resume"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--resume", "--json", "--quiet"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [row["method"] for row in result["comparison"]] == ["greedy-gnorm", "random"]
 
 
 def test_names_of_methods():

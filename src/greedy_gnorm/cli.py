@@ -115,8 +115,8 @@ def score(
         console.show_json(content)
     elif not quiet:
         lowest, highest = scores.order()[:5], scores.order(highest_first=True)[:5]
-        console.out.print(f"Least important heads (site.head): {', '.join(map(str, lowest))}", highlight=False)
-        console.out.print(f"Most important: {', '.join(map(str, highest))}", highlight=False)
+        console.out.print(f"Lowest scores (site.head): {', '.join(map(str, lowest))}", highlight=False)
+        console.out.print(f"Highest: {', '.join(map(str, highest))}", highlight=False)
         console.out.print(
             f"Matrix {out / 'scores.json'}, heat map {out / 'scores.png'}", highlight=False, soft_wrap=True
         )
@@ -151,13 +151,16 @@ def compare(
             )  # fmt: skip
         except KeyboardInterrupt:
             raise Interrupted(out / "experiment.json") from None
-    for header, cells in (comparison_table(result), solutions_table(result)):
-        if as_json:
-            console.show_json([dict(zip(header, row, strict=True)) for row in cells])
-        else:
-            console.show_table(header, cells)
-    if not as_json:
-        console.say_where(out)
+    tables = {"comparison": comparison_table(result), "solutions": solutions_table(result)}
+    if as_json:
+        rows = {
+            name: [dict(zip(header, row, strict=True)) for row in cells] for name, (header, cells) in tables.items()
+        }
+        console.show_json({**rows, "out": str(out)})
+        return
+    for header, cells in tables.values():
+        console.show_table(header, cells)
+    console.say_where(out)
 
 
 class TableFormat(StrEnum):
