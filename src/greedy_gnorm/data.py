@@ -123,6 +123,8 @@ def _first(tables: Tables, *names: str) -> str:
 
 def _labelled(tables: Tables, settings: Settings) -> Tables:
     """The splits whose labels are there: some data sets leave out those of their test split, or write -1."""
+    if len(tables) == 1:
+        return tables
     labelled = {}
     for name, table in tables.items():
         column = settings.label or next((usual for usual in LABELS if usual in table.column_names), None)
