@@ -40,15 +40,22 @@ def run(name: str, plan: dict[str, Any]) -> None:
     data, folder = SHARED / "data" / plan["data"], RUNS / name
     if not data.exists():
         raise SystemExit(f"{name} needs {plan['data']} in the folder shared/data beside the project.")
-    if not (folder / "classifier").exists():
-        with whole_folder(folder / "classifier") as partial:
-            fine_tune(plan, data, partial)
-    print(name, (folder / "classifier" / "fine-tuned.json").read_text(encoding="utf-8").strip())
+    model = classifier(plan, data, folder / "classifier")
     start = time.monotonic()
-    model = str(folder / "classifier")
-    gg.compare(model, None, str(data), out=folder / "compare", resume=True, on_step=tell, **plan["compare"])
+    gg.compare(str(model), None, str(data), out=folder / "compare", resume=True, on_step=tell, **plan["compare"])
     print(f"{name}: compared in {time.monotonic() - start:.0f} s")
     print((folder / "compare" / "tables" / "comparison.md").read_text(encoding="utf-8"))
+
+
+def classifier(plan: dict[str, Any], data: Path, folder: Path) -> Path:
+    """The folder of the trained classifier: one of shared/models as it is, or fine-tuned, once, into `folder`."""
+    if "classifier" in plan:
+        return SHARED / "models" / str(plan["classifier"])
+    if not folder.exists():
+        with whole_folder(folder) as partial:
+            fine_tune(plan, data, partial)
+    print((folder / "fine-tuned.json").read_text(encoding="utf-8").strip())
+    return folder
 
 
 def tell(part: Any, step: Step, gone: int, limit: int) -> None:
@@ -64,6 +71,7 @@ def fine_tune(plan: dict[str, Any], data: Path, folder: Path) -> None:
     transformers.set_seed(plan["seed"])
     base = base_folder(plan["base"])
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    tokenizer.model_max_length = plan.get("longest", LONGEST)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=len(labels), **names)
 
     def encoded(split: str) -> datasets.Dataset:
@@ -71,7 +79,7 @@ def fine_tune(plan: dict[str, Any], data: Path, folder: Path) -> None:
         pair = "text2" if "text2" in table.column_names else None
         return rows.map(
             lambda row: {
-                **tokenizer(row["text"], row[pair] if pair else None, truncation=True, max_length=LONGEST),
+                **tokenizer(row["text"], row[pair] if pair else None, truncation=True),
                 "labels": names["label2id"][row["label"]],
             },
             remove_columns=rows.column_names,

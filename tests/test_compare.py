@@ -15,6 +15,7 @@ from greedy_gnorm.cli import main
 from greedy_gnorm.comparison import at_share, heads_before_drop, mean_over_curve, staleness
 from greedy_gnorm.experiment import read_comparison
 from greedy_gnorm.heads import removed_by
+from greedy_gnorm.sites import find_sites
 from greedy_gnorm.strategies import PAPER, STRATEGIES, methods_named
 
 ROWS = tiny_rows(60)
@@ -68,7 +69,7 @@ def test_what_methods_share_is_computed_once(tmp_path, monkeypatch):
     def counted(model, batches):
         counts["evaluate"] += 1
         seen.append(tuple(map(tuple, model.config.to_dict().get("pruned_heads", {}).items())))
-        return evaluate(model, batches)
+        return evaluate(find_sites(model), batches)
 
     monkeypatch.setattr(loop, "evaluate", counted)
     comparison = compare(tmp_path / "c", methods="ae,inverse-ae,gnorm-static,greedy-gnorm", runs=1)

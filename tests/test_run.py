@@ -74,7 +74,7 @@ def test_quality_and_size_are_those_of_the_model_at_each_step():
     steps = run(model).steps
     for step in steps:
         gg.remove_heads(model, {head.site: [head.index] for head in step.removed})
-        assert step.quality == evaluate(model, ready_batches(EVALUATION))
+        assert step.quality == evaluate(find_sites(model), ready_batches(EVALUATION))
         assert step.parameters == sum(parameter.numel() for parameter in model.parameters())
         assert step.bytes == 4 * step.parameters
 
@@ -92,7 +92,9 @@ def test_the_solution_is_chosen_from_the_curve_and_the_model_is_its(tmp_path):
     assert len(find_sites(result.model).removed()) == chosen
     loaded = gg.load(tmp_path / "run" / "model")
     assert find_sites(loaded).removed() == sorted(removed_by(result.steps[: chosen + 1]))
-    assert evaluate(loaded, ready_batches(EVALUATION)) == pytest.approx(dict(result.solution.quality), abs=1e-6)
+    assert evaluate(find_sites(loaded), ready_batches(EVALUATION)) == pytest.approx(
+        dict(result.solution.quality), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(

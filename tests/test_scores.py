@@ -194,7 +194,7 @@ def quality_after(model, heads):
     model = copy.deepcopy(model)
     for head in heads:
         gg.remove_heads(model, {head.site: [head.index]})
-    return evaluate(model, ready_batches(BATCHES))["accuracy"]
+    return evaluate(find_sites(model), ready_batches(BATCHES))["accuracy"]
 
 
 def test_leave_one_out(family):

@@ -14,10 +14,10 @@ PACKAGE = Path(greedy_gnorm.__file__).parent
 
 # From the ground up: a module may import what stands before it, never what stands behind
 FLOORS = [
-    "errors", "registry", "heads", "config", "files", "modes", "families", "sites", "gates", "surgery",
-    "labels", "sources", "batches", "problems", "encoding", "data", "objectives", "evaluate", "attention", "rows",
-    "gradients", "scores", "strategies", "rules", "measure", "loop", "journal", "checkpoint", "tables", "figures",
-    "outcome", "run", "comparison", "paper_figures", "experiment", "demo", "console", "options", "cli",
+    "errors", "registry", "heads", "savings", "config", "files", "modes", "families", "sites", "gates", "surgery",
+    "labels", "sources", "batches", "problems", "encoding", "data", "objectives", "passes", "evaluate", "attention",
+    "rows", "gradients", "scores", "strategies", "rules", "measure", "loop", "journal", "checkpoint", "tables",
+    "figures", "outcome", "run", "comparison", "paper_figures", "experiment", "demo", "console", "options", "cli",
 ]  # fmt: skip
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,18 +55,41 @@ class Batches:
 
     def to(self, device: torch.device) -> Batches:
         """The same batches on another device."""
-        return Batches(tuple(batch.to(device) for batch in self.items), self.fingerprint, self.seed, self.truncated)
+        return replace(self, items=tuple(batch.to(device) for batch in self.items))
+
+    def sharing(self, others: Batches) -> Batches:
+        """The same rows in the other's tensors if these are its rows: one pass can then serve both."""
+        return replace(self, items=others.items) if self.fingerprint == others.fingerprint else self
 
 
-def bucketed(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-    """Row numbers in groups of like length whose padded size stays within the budget, longest first."""
+START_OF_A_BATCH = 64
+"""What a batch costs besides its tokens, counted in tokens: reading the weights, calling the operations."""
+
+
+def bucketed(lengths: Sequence[int], tokens_per_batch: int, start: int = START_OF_A_BATCH) -> list[list[int]]:
+    """Row numbers in groups of like length, longest first, whose padded size stays within the budget.
+
+    Of all divisions of the sorted rows it is the one with the fewest padded tokens, each group's start counted too.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    sizes = np.array([lengths[row] for row in order])
+    costs = np.zeros(len(order) + 1)  # costs[n]: the best division of the first n rows
+    begins = np.zeros(len(order) + 1, dtype=int)  # where its last group begins
+    for end in range(1, len(order) + 1):
+        # A group's padded size is its rows times its first, longest one; a row over the budget is a group alone
+        least = max(0, end - max(1, tokens_per_batch // max(1, int(sizes[end - 1]))))
+        candidates = np.arange(least, end)
+        padded_sizes = (end - candidates) * sizes[candidates]
+        totals = costs[candidates] + padded_sizes + start
+        totals[(padded_sizes > tokens_per_batch) & (candidates < end - 1)] = np.inf
+        begins[end] = candidates[totals.argmin()]
+        costs[end] = totals.min()
     groups: list[list[int]] = []
-    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= tokens_per_batch:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    return groups
+    end = len(order)
+    while end:
+        groups.append(order[begins[end] : end])
+        end = int(begins[end])
+    return groups[::-1]
 
 
 def padded(rows: Sequence[Mapping[str, Sequence[int]]], padding: Mapping[str, int]) -> dict[str, Tensor]:

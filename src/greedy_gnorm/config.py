@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from greedy_gnorm.errors import GnormError
+from greedy_gnorm.savings import Savings
 
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 
@@ -42,6 +43,8 @@ class Settings:
     dtype: str = _setting("auto", f"Precision of the work: {', '.join(DTYPES)}; auto is float32 for half precision.")
     device: str | None = _setting(None, "Where to compute: cpu, cuda, cuda:1; a GPU by default where there is one.")
     tokens_per_batch: int = _setting(2048, "Tokens in a batch, padding included.")
+    cache_memory: int = _setting(2048, "Megabytes for what unchanged layers computed, kept between steps; 0: none.")
+    savings: str = _setting("all", f"Exact savings that are on: all, none, or some of {', '.join(Savings.names())}.")
     trust_remote_code: bool = _setting(False, "Allow code that comes with the model to run.")
 
     def __post_init__(self) -> None:
@@ -56,12 +59,14 @@ class Settings:
             _check_type(setting, getattr(self, setting.name))
         if self.dtype not in DTYPES:
             raise GnormError(f"Unknown dtype {self.dtype!r}. Choose from: {', '.join(DTYPES)}.")
+        Savings.named(self.savings)
         for name, least in (
             ("samples", 1),
             ("eval_samples", 1),
             ("tokens_per_batch", 1),
             ("seed", 0),
             ("min_heads", 0),
+            ("cache_memory", 0),
         ):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -7,37 +7,39 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from sklearn import metrics
-from torch import Tensor, nn
+from torch import Tensor
 
 from greedy_gnorm.batches import Batches
 from greedy_gnorm.errors import DataError
 from greedy_gnorm.modes import evaluating
-from greedy_gnorm.objectives import logits_of, row_losses
+from greedy_gnorm.objectives import row_losses
+from greedy_gnorm.passes import logits
 from greedy_gnorm.problems import problem_of
+from greedy_gnorm.sites import Sites
 
 
-def evaluate(model: nn.Module, batches: Batches) -> dict[str, float]:
+def evaluate(sites: Sites, batches: Batches) -> dict[str, float]:
     """The problem's measures, the first of which is the one that rules and curves follow, and the mean loss."""
-    logits, labels = predictions(model, batches)
-    problem = problem_of(model).name
-    losses = row_losses(logits.double(), labels, problem)
-    return {**measures(logits.double().numpy(), labels.numpy(), problem), "loss": float(losses.mean())}
+    rows, labels = predictions(sites, batches)
+    problem = problem_of(sites.model).name
+    losses = row_losses(rows.double(), labels, problem)
+    return {**measures(rows.double().numpy(), labels.numpy(), problem), "loss": float(losses.mean())}
 
 
-def predictions(model: nn.Module, batches: Batches) -> tuple[Tensor, Tensor]:
+def predictions(sites: Sites, batches: Batches) -> tuple[Tensor, Tensor]:
     """Logits and labels of all rows, in the order of the data."""
-    logits: list[Tensor] = []
+    outputs: list[Tensor] = []
     labels: list[Tensor] = []
     rows: list[int] = []
-    with evaluating(model), torch.inference_mode():
+    with evaluating(sites.model), torch.inference_mode():
         for batch in batches:
             if batch.labels is None:
                 raise DataError("Quality needs labels, and these evaluation rows have none.")
-            logits.append(logits_of(model, batch).cpu())
+            outputs.append(logits(sites, batch).cpu())
             labels.append(batch.labels.cpu())
             rows += batch.rows
     order = torch.tensor(rows).argsort()
-    return torch.cat(logits)[order], torch.cat(labels)[order]
+    return torch.cat(outputs)[order], torch.cat(labels)[order]
 
 
 def measures(logits: NDArray[Any], labels: NDArray[Any], problem: str) -> dict[str, float]:

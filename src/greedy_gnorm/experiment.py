@@ -32,6 +32,7 @@ from greedy_gnorm.run import (
     dtype_for,
     opened,
     run_header,
+    savings_for,
     situation_of,
     walk,
 )
@@ -103,7 +104,7 @@ def compare(
         _remember(bench, tasks[part], journals[part].steps)
     curves: dict[str, list[list[Step]]] = {name: [] for name in names}
     for part in parts:
-        sites = find_sites(copy.deepcopy(bench.sites.model))
+        sites = find_sites(copy.deepcopy(bench.sites.model)).use(savings_for(given))
         told = None if on_step is None else _for_part(on_step, part)
         curves[part.method].append(walk(sites, tasks[part], journals[part], told, len(sites.survivors())))
     comparison = Comparison(bench.header, curves)
@@ -164,6 +165,7 @@ def _task(bench: Bench, part: Part) -> Task:
     strategy, score, objective = chosen(given)
     rows = sampled(bench.pool, given.samples, given.seed)
     scoring = encode(rows, bench.model, bench.tokenizer, given).to(bench.evaluation.items[0].inputs["input_ids"].device)
+    scoring = scoring.sharing(bench.evaluation)
     if objective.needs_reference:
         scoring = with_reference(bench.sites.model, scoring)
     rules = parse_rules(given.stop, situation_of(bench.sites, Protection()))

@@ -28,6 +28,8 @@ class Family:
     """One model type: paths of its attention modules in the base model, and of the projections in each.
 
     `head_count` and `width` name the attributes that count heads and their joint width; they lie beside the query.
+    `layer` is the path of the layer around an attention module, where every layer has weights of its own and gets the
+    output of the one before; `after_attention` is the module in it behind which no token looks at another.
     `title` is the paper's name for the row of the base model in its parameter tables.
     """
 
@@ -40,13 +42,24 @@ class Family:
     head_count: str = "num_attention_heads"
     width: str = "all_head_size"
     applications: Callable[[Any, Position], int] = once
+    layer: str | None = None
+    after_attention: str | None = None
 
 
 FAMILIES: Registry[Family] = Registry("model family")
 
 
 def _bert_like(title: str) -> Family:
-    return Family(title, "encoder.layer.*.attention", "self.query", "self.key", "self.value", "output.dense")
+    return Family(
+        title,
+        "encoder.layer.*.attention",
+        "self.query",
+        "self.key",
+        "self.value",
+        "output.dense",
+        layer="encoder.layer.*",
+        after_attention="attention.output",
+    )
 
 
 FAMILIES.add("bert", _bert_like("BERT"))
@@ -77,5 +90,7 @@ FAMILIES.add(
         "out_lin",
         head_count="n_heads",
         width="dim",
+        layer="transformer.layer.*",
+        after_attention="sa_layer_norm",
     ),
 )

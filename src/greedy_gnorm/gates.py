@@ -18,6 +18,8 @@ def gates(sites: Sites, values: Mapping[int, Tensor]) -> Iterator[None]:
         for index, gate in values.items():
             site = sites[index]
             stack.callback(site.output.register_forward_pre_hook(_multiply(site, gate)).remove)
+            stack.callback(setattr, site, "gate", site.gate)
+            site.gate = tuple(gate.flatten().tolist())
         yield
 
 

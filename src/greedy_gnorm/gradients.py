@@ -7,32 +7,19 @@ sentence is long against the width, forming X^T g sentence by sentence is cheape
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from greedy_gnorm.attention import attention_maps
 from greedy_gnorm.batches import Batch, Batches
 from greedy_gnorm.heads import Matrix
 from greedy_gnorm.modes import frozen
 from greedy_gnorm.objectives import ObjectiveFunction
+from greedy_gnorm.passes import CONTEXT, PROJECTIONS, Trace, backward, gradients_inside
 from greedy_gnorm.rows import row_means
 from greedy_gnorm.sites import AttentionSite, Sites
-
-PROJECTIONS = ("q", "k", "v")
-
-
-@dataclass
-class Trace:
-    """What one site saw in a forward pass: an entry per application (ALBERT has several)."""
-
-    site: AttentionSite
-    inputs: list[Tensor] = field(default_factory=list)  # (B, T, d)
-    outputs: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in PROJECTIONS})  # (B, T, D)
 
 
 def gradient_norms(sites: Sites, batches: Batches, objective: ObjectiveFunction) -> dict[str, Matrix]:
@@ -44,66 +31,26 @@ def gradient_norms(sites: Sites, batches: Batches, objective: ObjectiveFunction)
 
 def sentence_norms(sites: Sites, batch: Batch, objective: ObjectiveFunction) -> list[Tensor]:
     """The norms for each sentence of one batch, a (3, B, survivors) float64 tensor per site."""
-    with traced(sites) as traces:
-        gradients = iter(
-            backward(
-                sites.model,
-                batch,
-                objective,
-                lambda: [output for trace in traces for name in PROJECTIONS for output in trace.outputs[name]],
-            )
-        )
-    norms = {trace.site.index: _site_norms(trace, gradients) for trace in traces}
+    norms = {
+        trace.site.index: _site_norms(trace, gradients, sites.savings.gram)
+        for trace, gradients in gradients_inside(sites, batch, objective, PROJECTIONS)
+    }
     empty = torch.zeros(len(PROJECTIONS), len(batch), 0, dtype=torch.float64)
     return [norms.get(site.index, empty) for site in sites]
 
 
-def backward(
-    model: nn.Module, batch: Batch, objective: ObjectiveFunction, targets: Callable[[], Sequence[Tensor]]
-) -> Sequence[Tensor]:
-    """The gradients of the summed objective at the tensors that `targets` names once the model has run."""
-    with torch.inference_mode(False), torch.enable_grad():
-        values = objective(model, batch)
-        if values.shape != (len(batch),):
-            raise ValueError(f"an objective gives one number per row, not {tuple(values.shape)}")
-        where = targets()
-        return torch.autograd.grad(values.sum(), where) if where else ()
-
-
-@contextmanager
-def traced(sites: Sites) -> Iterator[list[Trace]]:
-    """Record the inputs and outputs of the q, k, v projections of every site that has heads, while the model runs.
-
-    The outputs are where the graph begins: no gradient flows to weights or embeddings.
-    """
-    traces = [Trace(site) for site in sites if site.survivors]
-    with ExitStack() as stack:
-        for trace in traces:
-            for name, linear in trace.site.projections.items():
-                stack.callback(linear.register_forward_hook(_record(trace, name)).remove)
-        yield traces
-
-
-def _record(trace: Trace, name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-    def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-        if name == PROJECTIONS[0]:  # the three share their input
-            trace.inputs.append(arguments[0].detach())
-        trace.outputs[name].append(output.requires_grad_())
-
-    return hook
-
-
-def _site_norms(trace: Trace, gradients: Iterator[Tensor]) -> Tensor:
-    """The norms at one site, (3, B, survivors); takes the site's gradients off the iterator."""
+def _site_norms(trace: Trace, gradients: Sequence[Tensor], gram_allowed: bool) -> Tensor:
+    """The norms at one site, (3, B, survivors), from the gradients of its q, k and v outputs."""
     # The weight gradient is a sum over applications, so they are stacked along time: (B, applications * T, d)
     inputs = torch.cat(trace.inputs, dim=1)
     exact = torch.promote_types(inputs.dtype, torch.float32)
     inputs = inputs.to(exact)
     width, length = trace.site.head_size * len(trace.site.survivors), inputs.shape[1]
-    gram = inputs @ inputs.mT if gram_is_cheaper(length, inputs.shape[2], width) else None
+    gram = inputs @ inputs.mT if gram_allowed and gram_is_cheaper(length, inputs.shape[2], width) else None
+    times = len(gradients) // len(PROJECTIONS)
     norms = []
-    for name in PROJECTIONS:
-        stacked = torch.cat([next(gradients) for _ in trace.outputs[name]], dim=1).to(exact)
+    for start in range(0, len(gradients), times):
+        stacked = torch.cat(list(gradients[start : start + times]), dim=1).to(exact)
         norms.append(head_norms(inputs, stacked, gram, trace.site.head_size))
     return torch.stack(norms)
 
@@ -132,27 +79,11 @@ def gate_gradients(sites: Sites, batch: Batch, objective: ObjectiveFunction) -> 
 
     It is the sum over tokens and channels of the head's output times its gradient; a shared site's applications add.
     """
-    contexts: list[list[Tensor]] = [[] for _ in sites]
-
-    def record(index: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            contexts[index].append(arguments[0].requires_grad_())  # (B, T, D)
-
-        return hook
-
-    with ExitStack() as stack:
-        for site in sites:
-            if site.survivors:
-                stack.callback(site.output.register_forward_pre_hook(record(site.index)).remove)
-        seen = backward(sites.model, batch, objective, lambda: [context for some in contexts for context in some])
-    gradients = iter(seen)
-    derivatives = []
-    for site, some in zip(sites, contexts, strict=True):
-        total = torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)
-        for context in some:
-            products = (context.detach().double() * next(gradients).double()).sum(1)  # (B, D)
-            total += products.view(len(batch), -1, site.head_size).sum(-1).cpu()
-        derivatives.append(total)
+    derivatives = [torch.zeros(len(batch), len(site.survivors), dtype=torch.float64) for site in sites]
+    for trace, gradients in gradients_inside(sites, batch, objective, [CONTEXT]):
+        for context, gradient in zip(trace.outputs[CONTEXT], gradients, strict=True):
+            products = (context.detach().double() * gradient.double()).sum(1)  # (B, D)
+            derivatives[trace.site.index] += products.view(len(batch), -1, trace.site.head_size).sum(-1).cpu()
     return derivatives
 
 

@@ -102,9 +102,12 @@ def _step(folder: Path, number: int, line: str) -> Step:
 
 
 def _identity(header: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes two runs the same: settings, weights and rows; not where they lie or what wrote them."""
+    """What makes two runs the same: settings, weights and rows; not where they lie or what wrote them.
+
+    How much is kept between steps changes no bit of the result.
+    """
     return {
-        **header["config"],
+        **{name: value for name, value in header["config"].items() if name != "cache_memory"},
         "model": header["model"]["weights"],
         **{f"{name} rows": part["fingerprint"] for name, part in header["data"].items()},
     }

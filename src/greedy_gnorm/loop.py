@@ -120,7 +120,7 @@ def _measured(
     with _timed(seconds, "evaluate"):
         gone = frozenset(sites.removed())
         if gone not in task.memory.quality:
-            task.memory.quality[gone] = evaluate(sites.model, task.evaluation)
+            task.memory.quality[gone] = evaluate(sites, task.evaluation)
         quality = task.memory.quality[gone]
     if not all(map(math.isfinite, quality.values())):
         raise NonFiniteScore(f"The quality at step {number} is not a number: {dict(quality)}. Are all weights finite?")

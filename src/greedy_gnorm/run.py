@@ -26,6 +26,7 @@ from greedy_gnorm.objectives import OBJECTIVES, Objective, with_reference
 from greedy_gnorm.outcome import Run, write_outcome
 from greedy_gnorm.problems import problem_of
 from greedy_gnorm.rules import Situation, check_names, parse_rules
+from greedy_gnorm.savings import Savings
 from greedy_gnorm.scores import Score, score_with
 from greedy_gnorm.sites import Sites, find_sites
 from greedy_gnorm.strategies import STRATEGIES, Strategy
@@ -51,7 +52,7 @@ def score(
     batches = scoring_batches(model, tokenizer, data, given, needs_labels=function.asks_for_labels(objective))
     device, dtype = device_for(given), dtype_for(model, given)
     fits = next(model.parameters()).dtype == dtype and next(model.parameters()).device == device
-    sites = find_sites(model if fits else copy.deepcopy(model).to(device, dtype))
+    sites = find_sites(model if fits else copy.deepcopy(model).to(device, dtype)).use(savings_for(given))
     batches = batches.to(device)
     if objective.needs_reference:
         batches = with_reference(sites.model, batches)
@@ -77,10 +78,11 @@ def prune(
     labels = score.asks_for_labels(objective)
     scoring, evaluation = both_batches(model, tokenizer, data, eval_data, given, needs_labels=labels)
     device = device_for(given)
-    sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given)))
+    sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given))).use(savings_for(given))
     protection = Protection(parse_heads(given.protect, sites), given.min_heads)
     situation = situation_of(sites, protection)
-    scoring, evaluation = scoring.to(device), evaluation.to(device)
+    evaluation = evaluation.to(device)
+    scoring = scoring.to(device).sharing(evaluation)
     task = Task(
         with_reference(sites.model, scoring) if objective.needs_reference else scoring,
         evaluation,
@@ -150,6 +152,10 @@ def opened(model: Any, tokenizer: Any, given: Settings) -> tuple[Any, Any]:
     if not find_sites(model).survivors():
         raise GnormError("The model has no attention head left.")
     return model, tokenizer
+
+
+def savings_for(given: Settings) -> Savings:
+    return Savings.named(given.savings, given.cache_memory)
 
 
 def device_for(given: Settings) -> torch.device:

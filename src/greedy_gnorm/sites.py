@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -13,6 +13,7 @@ from torch import nn
 from greedy_gnorm.errors import UnsupportedModel
 from greedy_gnorm.families import FAMILIES, Family
 from greedy_gnorm.heads import Head, Matrix, by_site
+from greedy_gnorm.savings import Kept, Savings
 
 
 @dataclass(eq=False)
@@ -31,6 +32,12 @@ class AttentionSite:
     total: int
     survivors: list[int]
     applications: int
+    gate: tuple[float, ...] | None = None  # factors on the survivors, while gates are set
+
+    @property
+    def state(self) -> Hashable:
+        """What the module computes with, besides its weights: two passes in equal states give equal outputs."""
+        return tuple(self.survivors), self.gate
 
     @property
     def projections(self) -> dict[str, nn.Linear]:
@@ -47,11 +54,22 @@ class AttentionSite:
 
 
 class Sites(Sequence[AttentionSite]):
-    """All attention sites of one model, in the order they run."""
+    """All attention sites of one model, in the order they run.
 
-    def __init__(self, model: nn.Module, sites: Sequence[AttentionSite]) -> None:
+    `layers` are the modules around them, one each, where every layer runs once and hands its output to the next.
+    """
+
+    def __init__(self, model: nn.Module, sites: Sequence[AttentionSite], layers: Sequence[nn.Module] = ()) -> None:
         self.model = model
+        self.layers = list(layers)
         self._sites = list(sites)
+        self.use(Savings())
+
+    def use(self, savings: Savings) -> Sites:
+        """Choose how passes over this model save work; what an earlier choice kept is dropped."""
+        self.savings = savings
+        self.kept = Kept(savings.kept_bytes)
+        return self
 
     @overload
     def __getitem__(self, index: int) -> AttentionSite: ...
@@ -110,7 +128,15 @@ def find_sites(model: nn.Module) -> Sites:
         _site(index, prefix + match.group(), module, family, config, tuple(map(int, match.groups())), pruned)
         for index, (match, module) in enumerate(matches)
     ]
-    return Sites(model, sites)
+    return Sites(model, sites, _layers(base, family, sites))
+
+
+def _layers(base: nn.Module, family: Family, sites: Sequence[AttentionSite]) -> list[nn.Module]:
+    """The stack of layers around the sites; none where layers are shared or come from elsewhere than transformers."""
+    if family.layer is None:
+        return []
+    layers = [base.get_submodule(family.layer.replace("*", str(site.index))) for site in sites]
+    return layers if all(type(layer).__module__.startswith("transformers.models.") for layer in layers) else []
 
 
 def pruned_heads(config: Any) -> dict[int, list[int]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from greedy_gnorm.batches import Batches
-from greedy_gnorm.gradients import PROJECTIONS, gradient_norms
+from greedy_gnorm.gradients import gradient_norms
 from greedy_gnorm.heads import HeadScores
 from greedy_gnorm.objectives import Objective
+from greedy_gnorm.passes import PROJECTIONS
 from greedy_gnorm.scores.registry import score
 from greedy_gnorm.sites import Sites
 

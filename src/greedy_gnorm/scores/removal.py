@@ -86,7 +86,7 @@ def quality_without(sites: Sites, batches: Batches, heads: Collection[Head]) -> 
         if len(gate) and not gate.all():
             closed[site.index] = gate
     with gates(sites, closed):
-        return evaluate(sites.model, batches)[problem_of(sites.model).quality]
+        return evaluate(sites, batches)[problem_of(sites.model).quality]
 
 
 def _placed(sites: Sites, heads: list[Head], values: Matrix) -> Matrix:
