@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all check lint types bench experiments clean
+.PHONY: setup demo test test-all check lint types bench bench-quick experiments clean
 
 setup: $(READY)
 
@@ -31,7 +31,10 @@ types: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python benchmarks/scoring.py
+	$(BIN)/python benchmarks/speed.py
+
+bench-quick: $(READY)
+	$(BIN)/python benchmarks/speed.py --quick
 
 # Hours of work on two cores: fine-tuning and comparisons with no network, on the data in ../shared
 experiments: $(READY)

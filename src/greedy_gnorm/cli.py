@@ -123,7 +123,7 @@ def score(
 
 
 @app.command()
-@with_settings(*SCORING, "eval_samples")
+@with_settings(*SCORING, "eval_samples", "cache_memory")
 def compare(
     model: Model,
     data: Data,

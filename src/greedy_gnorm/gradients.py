@@ -42,7 +42,7 @@ def sentence_norms(sites: Sites, batch: Batch, objective: ObjectiveFunction) -> 
 def _site_norms(trace: Trace, gradients: Sequence[Tensor], gram_allowed: bool) -> Tensor:
     """The norms at one site, (3, B, survivors), from the gradients of its q, k and v outputs."""
     # The weight gradient is a sum over applications, so they are stacked along time: (B, applications * T, d)
-    inputs = torch.cat(trace.inputs, dim=1)
+    inputs = _along_time(trace.inputs)
     exact = torch.promote_types(inputs.dtype, torch.float32)
     inputs = inputs.to(exact)
     width, length = trace.site.head_size * len(trace.site.survivors), inputs.shape[1]
@@ -50,9 +50,13 @@ def _site_norms(trace: Trace, gradients: Sequence[Tensor], gram_allowed: bool) -
     times = len(gradients) // len(PROJECTIONS)
     norms = []
     for start in range(0, len(gradients), times):
-        stacked = torch.cat(list(gradients[start : start + times]), dim=1).to(exact)
+        stacked = _along_time(gradients[start : start + times]).to(exact)
         norms.append(head_norms(inputs, stacked, gram, trace.site.head_size))
     return torch.stack(norms)
+
+
+def _along_time(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
 
 
 def gram_is_cheaper(length: int, inputs: int, outputs: int) -> bool:

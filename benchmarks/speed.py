@@ -1,0 +1,302 @@
+"""What scoring and whole trajectories cost, in plain forward passes: `make bench` writes docs/performance.md.
+
+All figures are ratios within one run. `--quick` measures the main ones and prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib import pyplot
+from rivals import backward_per_sentence, in_order, papers_procedure, per_sample_gradients, plain_forward
+from scipy.stats import kendalltau
+from transformers import AlbertConfig, AutoModelForSequenceClassification, BertConfig
+
+import greedy_gnorm as gg
+from greedy_gnorm.batches import Batch, Batches, bucketed, padded
+from greedy_gnorm.demo import prepare
+from greedy_gnorm.gradients import gradient_norms
+from greedy_gnorm.heads import removed_by
+from greedy_gnorm.loop import Protection, Task, prune_steps
+from greedy_gnorm.measure import as_markdown
+from greedy_gnorm.objectives import OBJECTIVES
+from greedy_gnorm.rules import parse_rules
+from greedy_gnorm.run import situation_of
+from greedy_gnorm.savings import Savings
+from greedy_gnorm.scores import SCORES
+from greedy_gnorm.sites import Sites, find_sites
+from greedy_gnorm.strategies import STRATEGIES
+
+LOGIT_NORM = OBJECTIVES["logit-norm"]
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+KEPT = 4096 * 2**20
+
+Work = Callable[[], Any]
+
+
+def sentences(count: int, shortest: int, longest: int, tokens_per_batch: int = 2048) -> Batches:
+    """Random token rows of unequal length with random labels, in the batches the package makes."""
+    chance = torch.Generator().manual_seed(0)
+    lengths = torch.randint(shortest, longest + 1, (count,), generator=chance).tolist()
+    rows = [torch.randint(5, 30000, (length,), generator=chance).tolist() for length in lengths]
+    labels = torch.randint(0, 3, (count,), generator=chance)
+    tokenised = [{"input_ids": row, "attention_mask": [1] * len(row)} for row in rows]
+    fill = {"input_ids": 0, "attention_mask": 0}
+    items = [
+        Batch(padded([tokenised[place] for place in group], fill), labels[group], tuple(group))
+        for group in bucketed(lengths, tokens_per_batch)
+    ]
+    return Batches(tuple(items), f"{count} sentences of {shortest} to {longest} tokens")
+
+
+def bert(**changes: Any) -> Sites:
+    """A random classifier of BERT-base's shape, or of another."""
+    return _random(BertConfig(num_labels=3, **changes))
+
+
+def albert() -> Sites:
+    """A random classifier of ALBERT-base's shape."""
+    shape = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 12}
+    return _random(AlbertConfig(num_labels=3, **shape))
+
+
+def _random(config: Any) -> Sites:
+    torch.manual_seed(0)
+    return find_sites(AutoModelForSequenceClassification.from_config(config).eval())
+
+
+def score(sites: Sites, batches: Batches) -> Any:
+    return gradient_norms(sites, batches, LOGIT_NORM)
+
+
+def seconds(work: Work) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def ratio(work: Work, unit: Work, repeats: int = 5) -> float:
+    """The best of several times, taken in turn: what slows the machine for a while slows both, and none is luckier."""
+    work(), unit()
+    pairs = [(seconds(work), seconds(unit)) for _ in range(repeats)]
+    return min(ours for ours, _ in pairs) / min(theirs for _, theirs in pairs)
+
+
+def pass_ratio(sites: Sites, batches: Batches, repeats: int = 5) -> float:
+    """One exact scoring pass in plain forward passes of the same batches."""
+    return ratio(lambda: score(sites, batches), lambda: plain_forward(sites.model, batches), repeats)
+
+
+def trajectory(sites: Sites, batches: Batches, steps: int | None = None) -> tuple[float, list[float]]:
+    """Steps of a greedy walk, scoring and accuracy on the same rows, in plain forwards of the unpruned model.
+
+    The total over the steps' number, and the cost of each step.
+    """
+    plain_forward(sites.model, batches)
+    unit = statistics.median(seconds(lambda: plain_forward(sites.model, batches)) for _ in range(5))
+    sites.use(Savings(kept_bytes=KEPT))
+    stop = "all" if steps is None else f"heads={steps}"
+    task = Task(
+        batches, batches, STRATEGIES["greedy-gnorm"], SCORES["gnorm"], LOGIT_NORM,
+        parse_rules([stop], situation_of(sites, Protection())), Protection(), 4,
+    )  # fmt: skip
+    start = time.perf_counter()
+    walked = list(prune_steps(sites, task))
+    total = time.perf_counter() - start
+    return total / (len(walked) - 1) / unit, [sum(step.seconds.values()) / unit for step in walked[1:]]
+
+
+def memory(what: str) -> float:
+    """The peak memory of a fresh process that runs the model once, or scores once, in megabytes."""
+    command = [sys.executable, __file__, "--memory", what]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _memory_here(what: str) -> None:
+    sites, batches = bert(), sentences(64, 10, 32)
+    with torch.no_grad():
+        plain_forward(sites.model, batches)
+    if what == "scoring":
+        score(sites, batches)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def against_rivals(sites: Sites, batches: Batches, repeats: int) -> dict[str, float]:
+    """How many times longer the slow ways take than one exact scoring pass."""
+    ours = statistics.median(seconds(lambda: score(sites, batches)) for _ in range(2 * repeats + 1))
+    as_they_come = in_order(batches)
+    rivals: dict[str, Work] = {
+        "a backward per sentence": lambda: backward_per_sentence(sites, batches),
+        "per-sample gradients by torch.func": lambda: per_sample_gradients(sites, batches),
+        "the paper's procedure, our batches": lambda: papers_procedure(sites, batches),
+        "the paper's procedure, 32 sentences as they come": lambda: papers_procedure(sites, as_they_come),
+    }
+    return {name: seconds(rival) / ours for name, rival in rivals.items()}
+
+
+def quick() -> dict[str, Any]:
+    """The main ratios, in less than two minutes."""
+    sites, batches = bert(), sentences(64, 10, 32)
+    found: dict[str, Any] = {
+        "threads": torch.get_num_threads(),
+        "scoring pass, 10 to 32 tokens / plain forward": pass_ratio(sites, batches, 3),
+        "scoring pass, 128 tokens / plain forward": pass_ratio(sites, sentences(8, 128, 128), 3),
+        "a backward per sentence / scoring pass": seconds(lambda: backward_per_sentence(sites, batches))
+        / seconds(lambda: score(sites, batches)),
+        "10 steps, score and accuracy / 10 plain forwards": trajectory(sites, batches, 10)[0],
+    }
+    return {name: round(value, 2) for name, value in found.items()}
+
+
+# Growth: one thing changes at a time, at half of BERT-base's width
+
+
+def growth() -> dict[str, tuple[Sequence[int], list[float]]]:
+    """One scoring pass in plain forwards of the same batches, by tokens, sentences, layers and heads."""
+    small: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 1536}
+    one = bert(**small)
+    lengths, counts = (16, 32, 64, 128, 256, 512), (16, 64, 256)
+    layers, heads = (2, 4, 8, 12), (3, 6, 12, 24)
+    return {
+        "tokens a sentence": (lengths, [pass_ratio(one, sentences(2048 // size, size, size), 3) for size in lengths]),
+        "sentences": (counts, [pass_ratio(one, sentences(count, 10, 32), 3) for count in counts]),
+        "layers": (
+            layers,
+            [pass_ratio(bert(num_hidden_layers=count, **small), sentences(64, 10, 32), 3) for count in layers],
+        ),
+        "heads a layer": (
+            heads,
+            [pass_ratio(bert(num_attention_heads=count, **small), sentences(64, 10, 32), 3) for count in heads],
+        ),
+    }
+
+
+def inexact() -> list[list[str]]:
+    """What bfloat16 and several heads a step cost in order and quality, on the demo's trained classifier."""
+    assets = prepare()
+    settings: dict[str, Any] = {"samples": 128, "eval_samples": 300, "stop": "all"}
+    ways = {
+        "exact": {},
+        "bfloat16": {"dtype": "bfloat16"},
+        "2 heads a step": {"heads_per_step": 2},
+        "4 heads a step": {"heads_per_step": 4},
+        "8 heads a step": {"heads_per_step": 8},
+    }
+    cells, orders, unit = [], {}, 0.0
+    for name, changes in ways.items():
+        start = time.perf_counter()
+        run = gg.prune(assets.model, None, str(assets.data), **{**settings, **changes})
+        spent = time.perf_counter() - start
+        unit = unit or spent
+        order = removed_by(run.steps)
+        orders[name] = [order.index(head) for head in sorted(order)]
+        tau = kendalltau(orders["exact"], orders[name]).statistic
+        gone = np.cumsum([len(step.removed) for step in run.steps])
+        curve = np.array([step.quality["accuracy"] for step in run.steps])
+        at = [float(np.interp(share * gone[-1], gone, curve)) for share in (0.25, 0.5, 0.75)]
+        mean = float(np.trapezoid(curve, gone) / gone[-1])
+        cells.append([name, f"{tau:.3f}", *(f"{value:.3f}" for value in at), f"{mean:.3f}", f"{spent / unit:.2f}"])
+    return cells
+
+
+def profile_of_a_pass(sites: Sites, batches: Batches) -> list[list[str]]:
+    """Where one scoring pass spends its time."""
+    score(sites, batches)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        score(sites, batches)
+    events = sorted(seen.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    total = sum(event.self_cpu_time_total for event in events)
+    return [[event.key[:60], f"{100 * event.self_cpu_time_total / total:.1f} %"] for event in events[:8]]
+
+
+def full() -> None:
+    """Everything, into docs/performance.md and docs/figures/performance.png."""
+    sites, batches = bert(), sentences(64, 10, 32)
+    rows: list[list[str]] = []
+
+    def add(work: str, measure: str, reach: str, value: float) -> None:
+        rows.append([work, measure, reach, f"{value:.2f}"])
+        print(rows[-1], flush=True)
+
+    same = "time / plain forward"
+    add("one scoring pass, 64 sentences of 10 to 32 tokens", same, "<= 2.05", pass_ratio(sites, batches))
+    add("one scoring pass, 128 tokens", same, "<= 2.0", pass_ratio(sites, sentences(16, 128, 128)))
+    add("one scoring pass, 512 tokens", same, "<= 2.4", pass_ratio(sites, sentences(4, 512, 512)))
+    rivals = against_rivals(sites, batches, 1)
+    reach = {"a backward per sentence": ">= 8", "the paper's procedure, our batches": ">= 40"}
+    for name, value in rivals.items():
+        add(f"{name}", "time / one scoring pass", reach.get(name, ""), value)
+    add("ALBERT-base shape, one scoring pass", same, "<= 3", pass_ratio(albert(), batches, 3))
+    profile = profile_of_a_pass(sites, batches)
+    peak = memory("scoring") / memory("forward")
+    add("peak memory of a process that scores", "over one that runs the model", "<= 3", peak)
+    whole, steps = trajectory(bert(), batches)
+    add("all 144 steps, score and accuracy on the same rows", "time / 144 plain forwards", "<= 1.3", whole)
+    grown = growth()
+    draw(grown, steps)
+    rough = inexact()
+    parts = [
+        "# Performance, as measured\n",
+        f"Made by `make bench`: {torch.get_num_threads()} threads, torch {torch.__version__.partition('+')[0]}, "
+        f"{platform.machine()}, float32. All times are ratios within one run.\n",
+        "## BERT-base's shape (12 x 12 heads, hidden 768)\n",
+        as_markdown(["work", "measure", "to reach", "measured"], rows),
+        "## Where one scoring pass spends its time\n",
+        as_markdown(["operation", "share"], profile),
+        "## Growth\n",
+        "One scoring pass in plain forwards of the same batches, at half of BERT-base's width, and the steps of the "
+        "144-step walk above in plain forwards of the unpruned model.\n",
+        *(as_markdown([name, *map(str, sizes)], [["ratio", *(f"{v:.2f}" for v in values)]]) for name, (sizes, values)
+          in grown.items()),
+        "![growth](figures/performance.png)\n",
+        "## Faster and inexact, off by default\n",
+        "The demo's classifier (32 heads), 128 rows to score on, 300 to evaluate on. tau is Kendall's, between the "
+        "orders of removal.\n",
+        as_markdown(["way", "tau", "at 25%", "at 50%", "at 75%", "mean", "time"], rough),
+    ]  # fmt: skip
+    (DOCS / "performance.md").write_text("\n".join(parts) + NOTES.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+NOTES = Path(__file__).with_name("notes.md")
+"""What the tables mean, behind them on the page."""
+
+
+def draw(grown: dict[str, tuple[Sequence[int], list[float]]], steps: list[float]) -> None:
+    figure, axes = pyplot.subplots(1, 5, figsize=(16, 3.2), layout="constrained")
+    for axis, (name, (sizes, values)) in zip(axes, grown.items(), strict=False):
+        axis.plot(sizes, values, marker="o", color="#0072B2")
+        axis.set(xlabel=name, ylim=(0, None), xscale="log", xticks=sizes, xticklabels=[str(size) for size in sizes])
+        axis.minorticks_off()
+    axes[0].set_ylabel("scoring pass / plain forward")
+    axes[4].plot(range(1, len(steps) + 1), steps, color="#D55E00", linewidth=1)
+    axes[4].set(xlabel="step of the walk", ylabel="step / unpruned forward", ylim=(0, None))
+    figure.savefig(DOCS / "figures" / "performance.png", dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the main ratios as JSON")
+    parser.add_argument("--memory", choices=("forward", "scoring"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.memory:
+        _memory_here(given.memory)
+    elif given.quick:
+        print(json.dumps(quick(), indent=2))
+    else:
+        full()
+
+
+if __name__ == "__main__":
+    main()
