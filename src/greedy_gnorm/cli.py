@@ -38,6 +38,11 @@ def root(
     """Options of every command; `main` takes --debug off the line before."""
 
 
+class ModelFormat(StrEnum):
+    pruned = "pruned"
+    dense = "dense"
+
+
 @app.command()
 @with_settings(*PRUNING)
 def prune(
@@ -47,11 +52,18 @@ def prune(
     settings: dict[str, Any],
     eval_data: EvalData = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
+    form: Annotated[
+        ModelFormat,
+        typer.Option("--format", help="The saved model: smaller (pruned), or old shapes with zeros (dense)."),
+    ] = ModelFormat.pruned,
+    latency: Annotated[bool, typer.Option(help="Measure the speed before and after.")] = True,
+    push_to_hub: Annotated[str | None, typer.Option(metavar="NAME", help="Upload the pruned model to the hub.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
     config: Config = None,
 ) -> None:
     """Prune a classifier: score, remove the least important head, score again, until a rule says stop."""
+    settings |= {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
     _prune_and_show(model, data, out, settings, eval_data=eval_data, resume=resume, quiet=quiet, as_json=as_json)
 
 
@@ -186,6 +198,33 @@ def table(
         console.show_table(HEADER, cells)
     else:
         print((as_csv if form is TableFormat.csv else as_markdown)(HEADER, cells), end="")
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, or of a model.")],
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write it as ONNX, checked against torch.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Also with weights in 8 bits, and what that costs.")] = False,
+    data: Annotated[str | None, typer.Option(help="Rows for the quality in 8 bits; the run's own by default.")] = None,
+    tolerance: Annotated[float, typer.Option(help="The largest difference to torch's logits that passes.")] = 1e-4,
+    out: Annotated[Path | None, typer.Option(help="The folder to write to; DIR/onnx by default.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Allow the model's own code.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Write a pruned model for other runtimes."""
+    from greedy_gnorm.export import export as run_export
+
+    if not onnx:
+        raise GnormError("Say what to write: --onnx.")
+    with console.messages(quiet=quiet):
+        done = run_export(
+            folder, out=out, int8=int8, data=data, tolerance=tolerance, trust_remote_code=trust_remote_code
+        )
+    if as_json:
+        console.show_json({**done.report, "out": str(done.folder)})
+    elif not quiet:
+        console.show_export(done)
 
 
 @app.command()

@@ -17,9 +17,12 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from greedy_gnorm.export import Exported
 from greedy_gnorm.heads import Step
 from greedy_gnorm.measure import MEGABYTE
 from greedy_gnorm.outcome import Run
+from greedy_gnorm.speed import HEADER as LATENCY_HEADER
+from greedy_gnorm.speed import Latency
 
 out = Console(markup=False, emoji=False)
 err = Console(stderr=True, markup=False, emoji=False)
@@ -175,6 +178,8 @@ def show_run(run: Run, folder: Path | None) -> None:
         ]
     )
     show_table(["", "before", "after", "change"], cells)
+    if run.latencies:
+        show_table(LATENCY_HEADER, [latency.cells() for latency in run.latencies])
     out.print(f"{summary['steps']} steps in {duration(summary['seconds'])}.", highlight=False)
     if folder is not None:
         out.print(
@@ -186,6 +191,22 @@ def show_run(run: Run, folder: Path | None) -> None:
             highlight=False,
             soft_wrap=True,
         )
+
+
+def show_export(done: Exported) -> None:
+    """The files, the difference to torch, the speed, and the quality in 8 bits."""
+    report, small = done.report, done.report.get("int8")
+    difference = report["largest difference to torch"]
+    out.print(f"Largest difference to torch's logits: {difference:.2e}", highlight=False)
+    latencies = [*report["latency"], *(small["latency"] if small else [])]
+    header = [*LATENCY_HEADER[:3], "ms first", "ms second", "Speed-up"]
+    show_table(header, [Latency.from_json(each).cells()[: len(header)] for each in latencies])
+    files = {report["file"]: report["bytes"], **({small["file"]: small["bytes"]} if small else {})}
+    if small:
+        qualities = "  ".join(f"{name} {value:.4f}" for name, value in small["quality"].items())
+        out.print(f"Quality on {small['rows']} rows: {qualities}", highlight=False)
+    for name, size in files.items():
+        out.print(f"{done.folder / name}  {size / MEGABYTE:.2f} MB", highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
