@@ -14,7 +14,8 @@ from greedy_gnorm import console, figures
 from greedy_gnorm.config import Settings
 from greedy_gnorm.errors import GnormError, RunFolderError
 from greedy_gnorm.files import write_json
-from greedy_gnorm.heads import matrix_to_json
+from greedy_gnorm.heads import Step, matrix_to_json
+from greedy_gnorm.interrupts import Interrupts
 from greedy_gnorm.measure import HEADER, as_csv, as_markdown, table_cells
 from greedy_gnorm.objectives import OBJECTIVES
 from greedy_gnorm.options import PRUNING, SCORING, Config, Data, EvalData, Json, Model, Out, Quiet, with_settings
@@ -80,9 +81,14 @@ def _prune_and_show(
 ) -> None:
     from greedy_gnorm.run import prune as run_prune
 
-    with console.messages(quiet=quiet), console.StepDisplay(quiet=quiet) as display:
+    with console.messages(quiet=quiet), console.StepDisplay(quiet=quiet) as display, Interrupts() as interrupts:
+
+        def show(step: Step, gone: int, limit: int) -> None:
+            display(step, gone, limit)
+            interrupts.check()
+
         try:
-            run = run_prune(model, None, data, eval_data=eval_data, out=out, resume=resume, on_step=display, **settings)
+            run = run_prune(model, None, data, eval_data=eval_data, out=out, resume=resume, on_step=show, **settings)
         except KeyboardInterrupt:
             raise Interrupted(out / "journal.jsonl") from None
     if as_json:
@@ -155,11 +161,16 @@ def compare(
     from greedy_gnorm.comparison import table as comparison_table
     from greedy_gnorm.experiment import compare as run_compare
 
-    with console.messages(quiet=quiet), console.PartDisplay(quiet=quiet) as display:
+    with console.messages(quiet=quiet), console.PartDisplay(quiet=quiet) as display, Interrupts() as interrupts:
+
+        def show(part: object, step: Step, gone: int, limit: int) -> None:
+            display(part, step, gone, limit)
+            interrupts.check()
+
         try:
             result = run_compare(
                 model, None, data, eval_data=eval_data, out=out, methods=methods, runs=runs, trajectories=trajectories,
-                resume=resume, on_step=display, **settings,
+                resume=resume, on_step=show, **settings,
             )  # fmt: skip
         except KeyboardInterrupt:
             raise Interrupted(out / "experiment.json") from None
