@@ -11,7 +11,7 @@ ASKING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if h
 
 
 class Interrupts:
-    """While it is entered, these signals raise KeyboardInterrupt; `check` raises it again if a callback swallowed it."""
+    """While entered, these signals raise KeyboardInterrupt; `check` raises it again if a callback swallowed it."""
 
     def __init__(self) -> None:
         self.asked = False
