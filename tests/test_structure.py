@@ -15,9 +15,9 @@ PACKAGE = Path(greedy_gnorm.__file__).parent
 # From the ground up: a module may import what stands before it, never what stands behind
 FLOORS = [
     "errors", "interrupts", "modeling_pruned", "registry", "heads", "savings", "config", "files", "modes", "families",
-    "sites", "gates", "surgery", "labels", "sources", "batches", "problems", "encoding", "data", "objectives",
-    "passes", "evaluate", "attention", "rows", "gradients", "scores", "strategies", "rules", "measure", "speed",
-    "loop", "journal", "checkpoint", "tables", "figures", "export", "outcome", "hub", "run", "comparison",
+    "sites", "gates", "surgery", "labels", "sources", "batches", "distributed", "problems", "encoding", "data",
+    "objectives", "passes", "evaluate", "attention", "rows", "gradients", "scores", "strategies", "rules", "measure",
+    "speed", "loop", "journal", "checkpoint", "tables", "figures", "export", "outcome", "hub", "run", "comparison",
     "paper_figures", "experiment", "demo", "console", "options", "cli",
 ]  # fmt: skip
 
