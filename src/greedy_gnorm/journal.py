@@ -87,8 +87,8 @@ class Journal:
                 os.fsync(file.fileno())
         except OSError as error:
             raise RunFolderError(
-                f"Can't write step {step.step} to {self.folder / STEPS}: {error.strerror or error}. The steps before it "
-                f"are safe: mend that and go on by --resume."
+                f"Can't write step {step.step} to {self.folder / STEPS}: {error.strerror or error}. The steps before "
+                f"it are safe: mend that and go on by --resume."
             ) from error
         self.steps.append(step)
 
