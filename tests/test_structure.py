@@ -16,8 +16,9 @@ PACKAGE = Path(greedy_gnorm.__file__).parent
 FLOORS = [
     "errors", "registry", "heads", "savings", "config", "files", "modes", "families", "sites", "gates", "surgery",
     "labels", "sources", "batches", "problems", "encoding", "data", "objectives", "passes", "evaluate", "attention",
-    "rows", "gradients", "scores", "strategies", "rules", "measure", "loop", "journal", "checkpoint", "tables",
-    "figures", "outcome", "run", "comparison", "paper_figures", "experiment", "demo", "console", "options", "cli",
+    "rows", "gradients", "scores", "strategies", "rules", "measure", "loop", "journal", "comparison", "checkpoint",
+    "tables", "figures", "charts", "report", "outcome", "run", "replay", "paper_figures", "experiment", "demo",
+    "sketch", "console", "options", "cli",
 ]  # fmt: skip
 
 
