@@ -17,8 +17,8 @@ FLOORS = [
     "errors", "registry", "heads", "savings", "config", "files", "modes", "families", "sites", "gates", "surgery",
     "labels", "sources", "batches", "problems", "encoding", "data", "objectives", "passes", "evaluate", "attention",
     "rows", "gradients", "scores", "strategies", "rules", "measure", "loop", "journal", "comparison", "checkpoint",
-    "tables", "figures", "charts", "report", "outcome", "run", "replay", "paper_figures", "experiment", "demo",
-    "sketch", "console", "options", "cli",
+    "tables", "figures", "charts", "page", "facts", "report", "outcome", "run", "replay", "paper_figures",
+    "experiment", "demo", "sketch", "console", "options", "cli",
 ]  # fmt: skip
 
 

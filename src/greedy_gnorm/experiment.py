@@ -21,6 +21,7 @@ from greedy_gnorm.journal import Journal
 from greedy_gnorm.loop import Memory, Protection, Task
 from greedy_gnorm.measure import as_csv, as_markdown
 from greedy_gnorm.objectives import OBJECTIVES, with_reference
+from greedy_gnorm.report import write_report
 from greedy_gnorm.rules import parse_rules
 from greedy_gnorm.run import (
     OnStep,
@@ -33,6 +34,7 @@ from greedy_gnorm.run import (
     run_header,
     savings_for,
     situation_of,
+    told_source,
     walk,
 )
 from greedy_gnorm.sites import Sites, find_sites
@@ -109,7 +111,7 @@ def compare(
 
 
 def _write(comparison: Comparison, bench: Bench, task: Task, folder: Path) -> None:
-    """Tables and figures; the change of gradients is shown for the head that Greedy-Gnorm removes first."""
+    """Tables, figures and the page; the change of gradients is shown for the head that Greedy-Gnorm removes first."""
     with whole_folder(folder / "tables") as tables:
         for name, (header, cells) in (("comparison", table(comparison)), ("solutions", solutions(comparison))):
             write_text(tables / f"{name}.csv", as_csv(header, cells))
@@ -120,6 +122,7 @@ def _write(comparison: Comparison, bench: Bench, task: Task, folder: Path) -> No
             (head, *_) = removed_by(comparison.curves[GREEDY][0])
             changes = paper_figures.gradient_change(bench.sites, task.scoring, OBJECTIVES["logit-norm"], head)
             save(paper_figures.gradient_change_figure(changes, head), figures / "gradient-change")
+    write_report([folder])
 
 
 def _folder(folder: Path, resume: bool) -> Path:
@@ -141,7 +144,7 @@ def _bench(
 ) -> Bench:
     if is_ready(data) or is_ready(eval_data):
         raise DataError("A comparison draws its own samples: give rows, not ready batches.")
-    source = str(model) if isinstance(model, str | Path) else type(model).__name__
+    source = told_source(model)
     model, tokenizer = opened(model, tokenizer, given)
     scores = [chosen(replace(given, method=name))[1:] for name in names]
     labels = any(score.asks_for_labels(objective) for score, objective in scores)

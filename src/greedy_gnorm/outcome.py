@@ -11,6 +11,7 @@ from greedy_gnorm.files import whole_folder, write_text
 from greedy_gnorm.heads import Head, Step, by_site, removed_by
 from greedy_gnorm.journal import Journal
 from greedy_gnorm.measure import HEADER, Counts, as_csv, as_markdown, module_counts, size_table, table_cells
+from greedy_gnorm.report import write_report
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def _heads_at_start(header: dict[str, Any]) -> int:
 
 
 def write_outcome(run: Run, journal: Journal) -> None:
-    """The model, tables and figures into the run's folder, and the result into run.json."""
+    """The model, tables, figures and the page into the run's folder, and the result into run.json."""
     save(run.model, run.tokenizer, journal.folder / "model", card=model_card(run))
     with whole_folder(journal.folder / "tables") as tables:
         write_text(tables / "curve.csv", curve_csv(run.steps))
@@ -82,6 +83,7 @@ def write_outcome(run: Run, journal: Journal) -> None:
                 figures.heat_map(scored, f"Scores before pruning ({run.header['config']['method']})"), folder / "scores"
             )
     journal.finish(run.summary())
+    write_report([journal.folder])
 
 
 def curve_csv(steps: list[Step]) -> str:

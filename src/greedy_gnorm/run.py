@@ -73,7 +73,7 @@ def prune(
     """Prune a copy of a model (object, folder or name); the result has the steps, the solution and the pruned model."""
     given = Settings.of(settings)
     strategy, score, objective = chosen(given)
-    source = model if isinstance(model, str | Path) else type(model).__name__
+    source = told_source(model)
     model, tokenizer = opened(model, tokenizer, given)
     labels = score.asks_for_labels(objective)
     scoring, evaluation = both_batches(model, tokenizer, data, eval_data, given, needs_labels=labels)
@@ -97,7 +97,7 @@ def prune(
         "scoring": described(data, scoring),
         "evaluation": described(data if eval_data is None else eval_data, evaluation),
     }
-    header = run_header(model, str(source), rows, given)
+    header = run_header(model, source, rows, given)
     journal = None
     if out is not None:
         journal = (Journal.resume if resume else Journal.begin)(Path(out), header)
@@ -205,13 +205,13 @@ def situation_of(sites: Sites, protection: Protection) -> Situation:
     return Situation(len(survivors), len(removable), parameters, parameters - saved, problem_of(sites.model).quality)
 
 
-def run_header(model: nn.Module, source: str, data: dict[str, Any], given: Settings) -> dict[str, Any]:
-    """What run.json says before the first step."""
+def run_header(model: nn.Module, source: dict[str, Any], data: dict[str, Any], given: Settings) -> dict[str, Any]:
+    """What run.json says before the first step; `source` is what `told_source` says of the model."""
     config: Any = model.config
     sites = find_sites(model)
     return {
         "model": {
-            "name": source,
+            **source,
             "type": config.model_type,
             "weights": weights_fingerprint(model),
             "parameters": parameter_count(model),
@@ -234,10 +234,17 @@ def asked_for(data: dict[str, Any], given: Settings) -> dict[str, Any]:
     return {"data": data, "config": config, "seed": given.seed}
 
 
+def told_source(given: Any, word: str = "name") -> dict[str, Any]:
+    """Where a model or data came from: a path or name, or the kind of an object, which no command can name."""
+    if isinstance(given, str | Path):
+        return {word: str(given)}
+    return {word: type(given).__name__, "in_memory": True}
+
+
 def described(source: Any, batches: Batches) -> dict[str, Any]:
     """Rows as the header tells them."""
     return {
-        "source": str(source) if isinstance(source, str | Path) else type(source).__name__,
+        **told_source(source, "source"),
         "rows": batches.rows,
         "batches": len(batches),
         "truncated": batches.truncated,
