@@ -16,8 +16,8 @@ from torch import nn
 from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.families import FAMILIES
 from greedy_gnorm.files import whole_folder, write_text
+from greedy_gnorm.modeling_pruned import pruned_class
 from greedy_gnorm.sites import find_sites, pruned_heads
-from greedy_gnorm.surgery import remove_heads
 
 
 def load(name: str | Path, *, dtype: str | torch.dtype = "auto", trust_remote_code: bool = False) -> Any:
@@ -26,7 +26,7 @@ def load(name: str | Path, *, dtype: str | torch.dtype = "auto", trust_remote_co
         raise GnormError(f"{name} is a file: give the folder of the model.")
     config = load_config(name, trust_remote_code=trust_remote_code)
     plain = _model_class(config)
-    loaded = _pruned_class(plain) if pruned_heads(config) else plain
+    loaded = _prepared(plain, config)
     try:
         model, report = loaded.from_pretrained(
             str(name), config=config, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
@@ -41,7 +41,6 @@ def load(name: str | Path, *, dtype: str | torch.dtype = "auto", trust_remote_co
             f"{name} has no weights for {', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''}: it was saved "
             f"as {', '.join(config.architectures or ['?'])}. Fine-tune it as a {plain.__name__} first."
         )
-    model.__class__ = plain
     find_sites(model)
     return model.eval()
 
@@ -83,10 +82,9 @@ def skeleton(config: Any) -> Any:
     plain = _model_class(config)
     try:
         with torch.device("meta"):
-            model = (_pruned_class(plain) if pruned_heads(config) else plain)(copy.deepcopy(config))
+            model = _prepared(plain, config)(copy.deepcopy(config))
     except (ValueError, RuntimeError, ZeroDivisionError, TypeError) as error:
         raise GnormError(f"No model can be built from this configuration: {_in_one_line(error)}") from error
-    model.__class__ = plain
     return model
 
 
@@ -118,18 +116,13 @@ def _model_class(config: Any) -> Any:
     return transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
 
 
-def _pruned_class(plain: Any) -> Any:
-    """The class with its recorded heads cut out as soon as it is built, so that cut weights find their shapes."""
-
-    class Pruned(plain):  # type: ignore[misc]
-        def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
-            whole = copy.deepcopy(config)
-            whole.pruned_heads = {}
-            super().__init__(whole, *arguments, **options)
-            remove_heads(self, pruned_heads(config))
-
-    Pruned.__name__ = plain.__name__
-    return Pruned
+def _prepared(plain: Any, config: Any) -> Any:
+    """The class to build: the pruned one where the configuration records heads, as transformers 4 does too."""
+    recorded = pruned_heads(config)
+    if not recorded:
+        return plain
+    config.pruned_heads, config.pruned_layout = recorded, FAMILIES[config.model_type].layout()
+    return pruned_class(plain)
 
 
 def _in_one_line(error: BaseException) -> str:

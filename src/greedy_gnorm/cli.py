@@ -53,6 +53,11 @@ def root(
     """Options of every command; `main` takes --debug off the line before."""
 
 
+class ModelFormat(StrEnum):
+    pruned = "pruned"
+    dense = "dense"
+
+
 @app.command()
 @with_settings(*PRUNING)
 def prune(
@@ -68,6 +73,12 @@ def prune(
         Path | None, typer.Option(help="Take a step of a recorded run instead; needs no data and scores nothing.")
     ] = None,
     at_step: Annotated[int | None, typer.Option(help="With --from-run: the step to take.")] = None,
+    form: Annotated[
+        ModelFormat,
+        typer.Option("--format", help="The saved model: smaller (pruned), or old shapes with zeros (dense)."),
+    ] = ModelFormat.pruned,
+    latency: Annotated[bool, typer.Option(help="Measure the speed before and after.")] = True,
+    push_to_hub: Annotated[str | None, typer.Option(metavar="NAME", help="Upload the pruned model to the hub.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
     config: Config = None,
@@ -76,25 +87,25 @@ def prune(
     if (from_run is None) != (at_step is None):
         raise GnormError("--from-run and --at-step belong together: gnorm prune --from-run DIR --at-step N --out OUT.")
     if from_run is not None and at_step is not None:
-        known = {"model", "out", "from_run", "at_step", "quiet", "as_json", "trust_remote_code"}
+        known = {"model", "out", "from_run", "at_step", "quiet", "as_json", "trust_remote_code", "form", "latency"}
         if others := given_names(context) - known:
             raise GnormError(f"--from-run takes a run as it is: {', '.join(sorted(others))} can't be changed.")
-        _take_and_show(from_run, at_step, out, model, settings["trust_remote_code"], quiet=quiet, as_json=as_json)
+        taking = {"model": model, "trust_remote_code": settings["trust_remote_code"], "latency": latency}
+        _take_and_show(from_run, at_step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json)
     elif model is None or data is None:
         raise GnormError("Say what to prune: gnorm prune MODEL --data DATA --out OUT, or --from-run DIR --at-step N.")
     else:
+        settings |= {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
         _prune_and_show(
             model, data, out, settings, eval_data=eval_data, resume=resume, live=live, quiet=quiet, as_json=as_json
         )
 
 
-def _take_and_show(
-    run: Path, step: int, out: Path, model: str | None, trust_remote_code: bool, *, quiet: bool, as_json: bool
-) -> None:
+def _take_and_show(run: Path, step: int, out: Path, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
     from greedy_gnorm.replay import take_step
 
     with console.messages(quiet=quiet):
-        taken = take_step(run, step, out=out, model=model, trust_remote_code=trust_remote_code)
+        taken = take_step(run, step, out=out, **options)
     _show(taken, out, quiet=quiet, as_json=as_json)
 
 
@@ -261,6 +272,33 @@ def table(
         console.show_table(HEADER, cells)
     else:
         print((as_csv if form is TableFormat.csv else as_markdown)(HEADER, cells), end="")
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, or of a model.")],
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write it as ONNX, checked against torch.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Also with weights in 8 bits, and what that costs.")] = False,
+    data: Annotated[str | None, typer.Option(help="Rows for the quality in 8 bits; the run's own by default.")] = None,
+    tolerance: Annotated[float, typer.Option(help="The largest difference to torch's logits that passes.")] = 1e-4,
+    out: Annotated[Path | None, typer.Option(help="The folder to write to; DIR/onnx by default.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Allow the model's own code.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Write a pruned model for other runtimes."""
+    from greedy_gnorm.export import export as run_export
+
+    if not onnx:
+        raise GnormError("Say what to write: --onnx.")
+    with console.messages(quiet=quiet):
+        done = run_export(
+            folder, out=out, int8=int8, data=data, tolerance=tolerance, trust_remote_code=trust_remote_code
+        )
+    if as_json:
+        console.show_json({**done.report, "out": str(done.folder)})
+    elif not quiet:
+        console.show_export(done)
 
 
 @app.command()

@@ -19,12 +19,15 @@ from rich.table import Table
 
 from greedy_gnorm import sketch
 from greedy_gnorm.comparison import Comparison, solution
+from greedy_gnorm.export import Exported
 from greedy_gnorm.figures import GREEDY
 from greedy_gnorm.heads import Step, removed_by
 from greedy_gnorm.measure import MEGABYTE
 from greedy_gnorm.outcome import Run
 from greedy_gnorm.report import NAME
 from greedy_gnorm.rules import curve
+from greedy_gnorm.speed import HEADER as LATENCY_HEADER
+from greedy_gnorm.speed import Latency
 
 out = Console(markup=False, emoji=False)
 err = Console(stderr=True, markup=False, emoji=False)
@@ -180,6 +183,8 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
         ]
     )
     show_table(["", "before", "after", "change"], cells)
+    if run.latencies:
+        show_table(LATENCY_HEADER, [latency.cells() for latency in run.latencies])
     if drawn:
         draw_run(run)
     out.print(f"{summary['steps']} steps in {duration(summary['seconds'])}.", highlight=False)
@@ -228,6 +233,22 @@ def _draw(lines: Sequence[str]) -> None:
 
 def _is_plain() -> bool:
     return not out.encoding.lower().startswith("utf")
+
+
+def show_export(done: Exported) -> None:
+    """The files, the difference to torch, the speed, and the quality in 8 bits."""
+    report, small = done.report, done.report.get("int8")
+    difference = report["largest difference to torch"]
+    out.print(f"Largest difference to torch's logits: {difference:.2e}", highlight=False)
+    latencies = [*report["latency"], *(small["latency"] if small else [])]
+    header = [*LATENCY_HEADER[:3], "ms first", "ms second", "Speed-up"]
+    show_table(header, [Latency.from_json(each).cells()[: len(header)] for each in latencies])
+    files = {report["file"]: report["bytes"], **({small["file"]: small["bytes"]} if small else {})}
+    if small:
+        qualities = "  ".join(f"{name} {value:.4f}" for name, value in small["quality"].items())
+        out.print(f"Quality on {small['rows']} rows: {qualities}", highlight=False)
+    for name, size in files.items():
+        out.print(f"{done.folder / name}  {size / MEGABYTE:.2f} MB", highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:

@@ -82,10 +82,15 @@ def _tokenised(rows: Sequence[Row], tokenizer: Any, limit: int) -> tuple[list[di
 
 def longest_input(model: nn.Module, tokenizer: Any) -> int:
     """How many tokens model and tokenizer take."""
+    return min(longest_sentence(model), int(tokenizer.model_max_length))
+
+
+def longest_sentence(model: nn.Module) -> int:
+    """How many tokens the model takes."""
     positions: Any = next(module for name, module in model.named_modules() if name.endswith("position_embeddings"))
     # RoBERTa's positions start behind the padding token's
     start = 0 if positions.padding_idx is None else positions.padding_idx + 1
-    return min(int(positions.num_embeddings) - start, int(tokenizer.model_max_length))
+    return int(positions.num_embeddings) - start
 
 
 def fingerprint(rows: Sequence[Row], tokenised: Sequence[Mapping[str, Sequence[int]]]) -> str:

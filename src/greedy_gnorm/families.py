@@ -45,6 +45,22 @@ class Family:
     layer: str | None = None
     after_attention: str | None = None
 
+    @property
+    def owner(self) -> str:
+        """The path of the module that counts the heads, in the attention module."""
+        return self.query.rpartition(".")[0]
+
+    def layout(self) -> dict[str, Any]:
+        """What a pruned model's configuration says of where to cut: `modeling_pruned` reads it."""
+        return {
+            "attention": self.attention,
+            "inputs": [self.query, self.key, self.value],
+            "output": self.output,
+            "owner": self.owner,
+            "head_count": self.head_count,
+            "width": self.width,
+        }
+
 
 FAMILIES: Registry[Family] = Registry("model family")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from greedy_gnorm.errors import GnormError
 from greedy_gnorm.heads import removed_by
 from greedy_gnorm.journal import Journal
 from greedy_gnorm.measure import module_counts
-from greedy_gnorm.outcome import Run, write_outcome
+from greedy_gnorm.outcome import FORMATS, Run, check_format, write_outcome
 from greedy_gnorm.sites import find_sites
+from greedy_gnorm.speed import torch_latencies
 from greedy_gnorm.surgery import remove
 
 
@@ -22,12 +24,15 @@ def take_step(
     *,
     out: str | Path,
     model: str | Path | None = None,
+    format: str = FORMATS[0],
+    latency: bool = True,
     trust_remote_code: bool = False,
 ) -> Run:
     """Write the model that the run in `folder` had after `step`, with its record up to there, to the folder `out`.
 
-    `model` says where the run's model lies, if not where it lay.
+    `model` says where the run's model lies, if not where it lay; the rest is as for `prune`.
     """
+    check_format(format)
     journal = Journal.read(Path(folder))
     last = len(journal.steps) - 1
     if not 0 <= step <= last:
@@ -42,14 +47,15 @@ def take_step(
         )
     steps = [replace(each, stop=None) for each in journal.steps[: step + 1]]
     steps[-1] = replace(steps[-1], stop=f"step {step} of {last}, taken from {folder}")
-    before = module_counts(whole)
-    remove(find_sites(whole), removed_by(steps))
+    pruned = copy.deepcopy(whole)
+    remove(find_sites(pruned), removed_by(steps))
     header = {name: value for name, value in journal.header.items() if name != "result"}
     taken = Journal.begin(Path(out), {**header, "taken": {"run": str(folder), "step": step}})
     for each in steps:
         taken.append(each)
-    run = Run(steps, steps[-1], whole.eval(), tokenizer, taken.header, before)
-    write_outcome(run, taken)
+    times = torch_latencies(whole, pruned) if latency else []
+    run = Run(steps, steps[-1], pruned, tokenizer, taken.header, module_counts(whole), times)
+    write_outcome(run, taken, format)
     return run
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from greedy_gnorm import hub
 from greedy_gnorm.batches import Batches
 from greedy_gnorm.checkpoint import load, load_tokenizer, weights_fingerprint
 from greedy_gnorm.config import Settings
@@ -23,12 +25,13 @@ from greedy_gnorm.journal import Journal
 from greedy_gnorm.loop import Protection, Task, prune_steps
 from greedy_gnorm.measure import module_counts, parameter_count
 from greedy_gnorm.objectives import OBJECTIVES, Objective, with_reference
-from greedy_gnorm.outcome import Run, write_outcome
+from greedy_gnorm.outcome import FORMATS, Run, check_format, write_outcome
 from greedy_gnorm.problems import problem_of
 from greedy_gnorm.rules import Situation, check_names, parse_rules
 from greedy_gnorm.savings import Savings
 from greedy_gnorm.scores import Score, score_with
 from greedy_gnorm.sites import Sites, find_sites
+from greedy_gnorm.speed import Latency, torch_latencies
 from greedy_gnorm.strategies import STRATEGIES, Strategy
 from greedy_gnorm.surgery import remove
 
@@ -68,10 +71,21 @@ def prune(
     out: str | Path | None = None,
     resume: bool = False,
     on_step: OnStep | None = None,
+    format: str = FORMATS[0],
+    latency: bool = True,
+    push_to_hub: str | None = None,
     **settings: Any,
 ) -> Run:
-    """Prune a copy of a model (object, folder or name); the result has the steps, the solution and the pruned model."""
+    """Prune a copy of a model (object, folder or name); the result has the steps, the solution and the pruned model.
+
+    `format="dense"` keeps the old shapes with zeros; with `out`, the speed before and after is measured.
+    """
     given = Settings.of(settings)
+    check_format(format)
+    if push_to_hub is not None:
+        if out is None:
+            raise GnormError("To push a model to the hub, name a folder for it by out.")
+        hub.check(push_to_hub)
     strategy, score, objective = chosen(given)
     source = told_source(model)
     model, tokenizer = opened(model, tokenizer, given)
@@ -103,9 +117,20 @@ def prune(
         journal = (Journal.resume if resume else Journal.begin)(Path(out), header)
     steps = walk(sites, task, journal, on_step, task.rules.limit or situation.removable)
     run = _solved(model, tokenizer, steps, task, header)
-    if journal is not None:
-        write_outcome(run, journal)
+    if journal is None:
+        return run
+    if latency:
+        run = replace(run, latencies=_latencies(model, run.model, given))
+    write_outcome(run, journal, format)
+    if push_to_hub is not None:
+        hub.push(journal.folder / "model", push_to_hub)
     return run
+
+
+def _latencies(before: Any, after: Any, given: Settings) -> list[Latency]:
+    """The speed of the model as it came and of the solution, where and how the run computes."""
+    device, dtype = device_for(given), dtype_for(before, given)
+    return torch_latencies(*(copy.deepcopy(model).to(device, dtype) for model in (before, after)))
 
 
 def chosen(given: Settings) -> tuple[Strategy, Score, Objective]:

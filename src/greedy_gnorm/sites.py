@@ -169,7 +169,7 @@ def _site(
     """One site, with its projections found by the family's row and its shapes checked against the configuration."""
     paths = (family.query, family.key, family.value, family.output)
     query, key, value, output = (_linear(module.get_submodule(path), name) for path in paths)
-    owner = module.get_submodule(family.query.rpartition(".")[0])
+    owner = module.get_submodule(family.owner)
     total = config.num_attention_heads
     survivors = [head for head in range(total) if head not in set(pruned.get(index, ()))]
     head_size = config.hidden_size // total

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.heads import Head, by_site
+from greedy_gnorm.modeling_pruned import pruned_class
 from greedy_gnorm.sites import AttentionSite, Sites, find_sites
 
 
@@ -29,6 +30,60 @@ def remove(sites: Sites, heads: Iterable[Head]) -> None:
         _cut(sites[index], set(gone))
     config: Any = sites.model.config
     config.pruned_heads = by_site(sites.removed())
+    config.pruned_layout = sites[0].family.layout()
+    _call_pruned(sites.model)
+
+
+def _call_pruned(model: nn.Module) -> None:
+    """Make transformers' own classifier one of its pruned class, whose `save_pretrained` writes what loads again."""
+    plain: Any = type(model)
+    if plain.__module__.startswith("transformers.models.") and plain.__name__.endswith("ForSequenceClassification"):
+        model.__class__ = pruned_class(plain)
+
+
+def dense(model: Any) -> Any:
+    """The pruned model in the shapes it had: removed heads are there again with zero weights, and do nothing."""
+    sites, config = find_sites(model), copy.deepcopy(model.config)
+    for name in ("pruned_heads", "pruned_layout", "auto_map"):
+        if hasattr(config, name):
+            delattr(config, name)
+    plain = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers.models."))
+    whole: Any = plain(config)
+    weights = dict(model.state_dict())
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for site in sites:
+        places = torch.tensor(site.survivors, dtype=torch.long)[:, None] * site.head_size
+        channels = (places + torch.arange(site.head_size)).flatten()
+        width = site.total * site.head_size
+        for linear in site.projections.values():
+            for parameter in (linear.weight, linear.bias):
+                if parameter is not None:
+                    weights[names[id(parameter)]] = _spread(parameter, 0, channels, width)
+        weights[names[id(site.output.weight)]] = _spread(site.output.weight, 1, channels, width)
+    whole.load_state_dict(weights)
+    return whole.to(next(model.parameters()).dtype).eval()
+
+
+def fill_empty_sites(model: nn.Module) -> None:
+    """Give every site without heads one of zero weights, which changes nothing: for runtimes without empty tensors."""
+    for site in find_sites(model):
+        if not site.survivors:
+            for linear in site.projections.values():
+                linear.weight = nn.Parameter(linear.weight.new_zeros(site.head_size, linear.in_features))
+                if linear.bias is not None:
+                    linear.bias = nn.Parameter(linear.bias.new_zeros(site.head_size))
+                linear.out_features = site.head_size
+            site.output.weight = nn.Parameter(site.output.weight.new_zeros(site.output.out_features, site.head_size))
+            site.output.in_features = site.head_size
+            setattr(site.owner, site.family.head_count, 1)
+            setattr(site.owner, site.family.width, site.head_size)
+
+
+def _spread(parameter: Tensor, dim: int, channels: Tensor, width: int) -> Tensor:
+    """The channels in their old places, zeros between them."""
+    shape = list(parameter.shape)
+    shape[dim] = width
+    return torch.zeros(shape, dtype=parameter.dtype).index_copy(dim, channels, parameter.detach().cpu())
 
 
 def check_removable(sites: Sites, heads: list[Head]) -> None:

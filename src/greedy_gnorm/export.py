@@ -1,0 +1,240 @@
+"""ONNX: a pruned model for runtimes without torch, checked against it on the way out."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from greedy_gnorm.batches import Batches
+from greedy_gnorm.checkpoint import load, load_tokenizer
+from greedy_gnorm.config import Settings
+from greedy_gnorm.data import both_batches
+from greedy_gnorm.errors import DataError, GnormError
+from greedy_gnorm.evaluate import evaluate, measures
+from greedy_gnorm.files import whole_folder, write_json
+from greedy_gnorm.journal import HEADER as RUN_HEADER
+from greedy_gnorm.journal import Journal
+from greedy_gnorm.measure import parameter_count
+from greedy_gnorm.problems import problem_of
+from greedy_gnorm.sites import find_sites
+from greedy_gnorm.speed import Inputs, Runner, possible, random_inputs, timed, torch_runner
+from greedy_gnorm.surgery import fill_empty_sites
+
+CHECKED = ((1, 5), (3, 17), (2, 33))
+"""Rows and tokens of the batches that an export is checked on; each row but the first ends in padding."""
+TOLERANCE = 1e-4
+ONE_FILE = 1_500_000_000
+"""Bytes from which weights lie beside the graph: a single ONNX file ends at 2 GB."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Where the files are, and what was measured on the way."""
+
+    folder: Path
+    report: dict[str, Any]
+
+
+def export(
+    folder: str | Path,
+    *,
+    out: str | Path | None = None,
+    int8: bool = False,
+    data: str | None = None,
+    tolerance: float = TOLERANCE,
+    trust_remote_code: bool = False,
+) -> Exported:
+    """Write a run's model, or any model folder, as ONNX (and in 8 bits) with what it gives against torch.
+
+    The quality in 8 bits is measured on the run's own evaluation rows, or on `data`.
+    """
+    _check_installed(int8)
+    folder = Path(folder)
+    journal = Journal.read(folder) if (folder / RUN_HEADER).exists() else None
+    source = folder / "model" if journal is not None else folder
+    model = load(source, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    rows = _evaluation_rows(model, source, journal, data) if int8 else None
+    target = Path(out) if out is not None else folder / "onnx"
+    with whole_folder(target) as partial:
+        report = _write(model, partial, tolerance)
+        if rows is not None:
+            report["int8"] = _quantised(model, partial, rows)
+        write_json(partial / "export.json", report)
+    return Exported(target, report)
+
+
+def _check_installed(int8: bool) -> None:
+    needed = ("onnx", "onnxscript", "onnxruntime")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise GnormError(f"ONNX needs {', '.join(missing)}: pip install 'greedy-gnorm[onnx]'.")
+
+
+def _write(model: Any, folder: Path, tolerance: float) -> dict[str, Any]:
+    path = folder / "model.onnx"
+    to_onnx(model, path)
+    runner = onnx_runner(path)
+    difference = largest_difference(model, runner)
+    if not difference <= tolerance:
+        raise GnormError(
+            f"The ONNX model differs from torch by {difference:.2e} in its logits, more than {tolerance:.0e}: it was "
+            f"not kept. A larger --tolerance accepts it."
+        )
+    return {
+        "file": path.name,
+        "bytes": sum(file.stat().st_size for file in folder.iterdir()),
+        "largest difference to torch": difference,
+        "latency": _latencies(model, runner),
+    }
+
+
+def to_onnx(model: Any, path: Path) -> None:
+    """Export with a dynamic number of rows and tokens."""
+    shown = copy.deepcopy(model).eval()
+    fill_empty_sites(shown)  # a layer without heads is an empty tensor, which runtimes refuse to reshape
+    inputs = _inputs(model, 3, 17)
+    dynamic = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
+    with _quiet():
+        torch.onnx.export(
+            _Logits(shown),
+            (),
+            path,
+            kwargs=dict(inputs),
+            dynamo=True,
+            input_names=list(inputs),
+            output_names=["logits"],
+            dynamic_shapes=dynamic,
+            external_data=4 * parameter_count(model) > ONE_FILE,
+            verbose=False,
+        )
+
+
+class _Logits(nn.Module):
+    """The model as a function from tokens to logits."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
+        return logits
+
+
+def onnx_runner(path: Path) -> Runner:
+    """An ONNX file as a function of a batch, in as many threads as torch has."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = {value.name for value in session.get_inputs()}
+
+    def run(inputs: Inputs) -> Tensor:
+        given = {name: tensor.cpu().numpy() for name, tensor in inputs.items() if name in names}
+        return torch.from_numpy(session.run(["logits"], given)[0])
+
+    return run
+
+
+def largest_difference(model: Any, runner: Runner) -> float:
+    """Between the logits of torch and of another runtime, on batches of several shapes with padding."""
+    largest = 0.0
+    with torch.inference_mode():
+        for rows, tokens in CHECKED:
+            inputs = _inputs(model, rows, tokens)
+            theirs: Any = runner(inputs)
+            largest = max(largest, float((model(**inputs).logits - theirs).abs().max()))
+    return largest
+
+
+def _inputs(model: Any, rows: int, tokens: int) -> Inputs:
+    """Random tokens, every row but the first shorter than the batch; segments where the model knows them."""
+    inputs = random_inputs(model, rows, tokens)
+    for row in range(1, rows):
+        inputs["attention_mask"][row, tokens - row - 1 :] = 0
+    if getattr(model.config, "type_vocab_size", 0) > 1:
+        inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+    return inputs
+
+
+def _latencies(model: Any, runner: Runner) -> list[dict[str, Any]]:
+    """This model in torch (before) and in onnxruntime (after)."""
+    with torch.inference_mode():
+        return [
+            timed("torch, then onnxruntime", torch_runner(model), runner, _inputs(model, *shape)).to_json()
+            for shape in possible(model)
+        ]
+
+
+def _quantised(model: Any, folder: Path, rows: Batches) -> dict[str, Any]:
+    """Weights in 8 bits, and the quality on the evaluation rows in full precision and so."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    whole, small = folder / "model.onnx", folder / "model.int8.onnx"
+    with _quiet():
+        quantize_dynamic(whole, small, weight_type=QuantType.QInt8)
+    problem = problem_of(model)
+    return {
+        "file": small.name,
+        "bytes": small.stat().st_size,
+        "rows": rows.rows,
+        "quality": {
+            "torch": evaluate(find_sites(model), rows)[problem.quality],
+            "onnx": _quality(onnx_runner(whole), rows, problem),
+            "int8": _quality(onnx_runner(small), rows, problem),
+        },
+        "latency": [
+            timed("onnxruntime, then int8", onnx_runner(whole), onnx_runner(small), _inputs(model, *shape)).to_json()
+            for shape in possible(model)
+        ],
+    }
+
+
+def _quality(runner: Runner, rows: Batches, problem: Any) -> float:
+    outputs: list[Any] = [runner(batch.inputs) for batch in rows]
+    logits = torch.cat(outputs).double().numpy()
+    labels = torch.cat([batch.labels for batch in rows if batch.labels is not None]).numpy()
+    return measures(logits, labels, problem.name)[problem.quality]
+
+
+def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: str | None) -> Batches:
+    """The rows that the run was evaluated on, or those of the data that the user names."""
+    tokenizer = load_tokenizer(source)
+    if data is not None:
+        return both_batches(model, tokenizer, data, data, Settings(samples=1), needs_labels=False)[1]
+    if journal is None:
+        raise DataError("Quality in 8 bits needs labelled rows: name them by --data.")
+    told = journal.header["data"]
+    settings = Settings.of(journal.header["config"])
+    sources = [told[side]["source"] for side in ("scoring", "evaluation")]
+    _, rows = both_batches(
+        model, tokenizer, sources[0], None if sources[0] == sources[1] else sources[1], settings, needs_labels=False
+    )
+    if rows.fingerprint != told["evaluation"]["fingerprint"]:
+        raise DataError(f"{sources[1]} is not what the run was evaluated on any more: name the rows by --data.")
+    return rows
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter's remarks on itself are not for the user; its errors are exceptions."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
