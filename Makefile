@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all check lint types bench bench-quick experiments clean
+.PHONY: setup demo test test-all check lint types bench bench-quick pictures experiments clean
 
 setup: $(READY)
 
@@ -35,6 +35,10 @@ bench: $(READY)
 
 bench-quick: $(READY)
 	$(BIN)/python benchmarks/speed.py --quick
+
+# The pictures of the README, from a run of the demo; needs chromium and chromium-driver
+pictures: $(READY)
+	$(BIN)/python docs/pictures.py
 
 # Hours of work on two cores: fine-tuning and comparisons with no network, on the data in ../shared
 experiments: $(READY)

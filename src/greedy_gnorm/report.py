@@ -149,7 +149,7 @@ def _walks(page: Page) -> Iterator[dict[str, Any]]:
     """Every run as the script reads it; matrices of scores as long as they fit, the first run of each line first."""
     firsts = {run.line: run for run in reversed(page.runs)}
     packed, room = {}, SCORE_BYTES
-    for run in [*firsts.values(), *(run for run in page.runs if run is not firsts[run.line])]:
+    for run in sorted(page.runs, key=lambda run: run is not firsts[run.line]):
         scores = _scores(run.steps)
         if scores and len(scores["values"]) <= room:
             packed[id(run)] = scores

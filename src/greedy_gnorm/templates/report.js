@@ -256,6 +256,6 @@
   tell();
   at("mask").on("plotly_hover", ({ points: [point] }) => say("cell", point.text));
   at("scores").on("plotly_hover", ({ points: [point] }) => say("cell", point.text));
-  document.body.dataset.ready = "yes";
+  document.body.dataset.ready = performance.now();
   setTimeout(drawInTurn, 0, Object.keys(charts).filter((id) => !followers.includes(id)));
 })();
