@@ -59,6 +59,7 @@ def walk(
     }
     total, parameters = len(left), head["model"]["parameters"]
     logs = chance.normal(-5, 2, shape)
+    middle = 0.75 - 0.1 * (head["seed"] // 100) + chance.normal(0, 0.02)  # where quality falls
     for number in range((total if steps is None else steps) + 1):
         scores, gone = None, ()
         if number:
@@ -70,7 +71,7 @@ def walk(
             gone = (scores.order()[0],)
             left -= set(gone)
             parameters -= 1000
-        accuracy = float(round(0.05 + 0.9 / (1 + np.exp(12 * (number / total - 0.7))), 4))
+        accuracy = float(round(0.05 + 0.9 / (1 + np.exp(12 * (number / total - middle))), 4)) if number else 0.96
         quality = {"accuracy": accuracy, "macro_f1": accuracy - 0.01, "loss": 1 - accuracy}
         seconds = {"score": 0.5, "remove": 0.01, "evaluate": 0.25} if number else {"evaluate": 0.25}
         stop = None if left else "no head is left to remove"
