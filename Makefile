@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all check lint types bench bench-quick bench-deployment experiments clean
+.PHONY: setup demo test test-all check lint types bench bench-quick bench-deployment pictures experiments clean
 
 setup: $(READY)
 
@@ -38,6 +38,10 @@ bench-quick: $(READY)
 
 bench-deployment: $(READY)
 	$(BIN)/python benchmarks/deployment.py
+
+# The pictures of the README, from a run of the demo; needs chromium and chromium-driver
+pictures: $(READY)
+	$(BIN)/python docs/pictures.py
 
 # Hours of work on two cores: fine-tuning and comparisons with no network, on the data in ../shared
 experiments: $(READY)

@@ -12,8 +12,7 @@ from conftest import LABEL_NAMES, shared, tiny_model, tiny_rows, tiny_tokenizer
 import greedy_gnorm as gg
 from greedy_gnorm import loop
 from greedy_gnorm.cli import main
-from greedy_gnorm.comparison import at_share, heads_before_drop, mean_over_curve, staleness
-from greedy_gnorm.experiment import read_comparison
+from greedy_gnorm.comparison import at_share, heads_before_drop, mean_over_curve, read_comparison, staleness
 from greedy_gnorm.heads import removed_by
 from greedy_gnorm.strategies import PAPER, STRATEGIES, methods_named
 

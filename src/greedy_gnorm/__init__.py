@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from greedy_gnorm.experiment import compare
     from greedy_gnorm.heads import Head, HeadScores, Step
     from greedy_gnorm.outcome import Run
+    from greedy_gnorm.replay import take_step
+    from greedy_gnorm.report import write_report
     from greedy_gnorm.run import prune, score
     from greedy_gnorm.sites import find_sites
     from greedy_gnorm.surgery import remove_heads
@@ -26,6 +28,8 @@ _ROOMS = {
     "HeadScores": "heads",
     "Step": "heads",
     "Run": "outcome",
+    "take_step": "replay",
+    "write_report": "report",
     "prune": "run",
     "score": "run",
     "find_sites": "sites",
@@ -55,4 +59,6 @@ __all__ = [
     "prune",
     "remove_heads",
     "score",
+    "take_step",
+    "write_report",
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import webbrowser
 from collections.abc import Sequence
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +20,21 @@ from greedy_gnorm.heads import Step, matrix_to_json
 from greedy_gnorm.interrupts import Interrupts
 from greedy_gnorm.measure import HEADER, as_csv, as_markdown, table_cells
 from greedy_gnorm.objectives import OBJECTIVES
-from greedy_gnorm.options import PRUNING, SCORING, Config, Data, EvalData, Json, Model, Out, Quiet, with_settings
+from greedy_gnorm.options import (
+    PRUNING,
+    SCORING,
+    Config,
+    Data,
+    EvalData,
+    Json,
+    Model,
+    OptionalData,
+    OptionalModel,
+    Out,
+    Quiet,
+    given_names,
+    with_settings,
+)  # fmt: skip
 from greedy_gnorm.rules import RULES, check_names, forms
 from greedy_gnorm.scores import SCORES, Score
 from greedy_gnorm.strategies import STRATEGIES
@@ -47,12 +63,18 @@ class ModelFormat(StrEnum):
 @app.command()
 @with_settings(*PRUNING)
 def prune(
-    model: Model,
-    data: Data,
+    context: typer.Context,
     out: Out,
     settings: dict[str, Any],
+    model: OptionalModel = None,
+    data: OptionalData = None,
     eval_data: EvalData = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Write report.html while the run goes on.")] = False,
+    from_run: Annotated[
+        Path | None, typer.Option(help="Take a step of a recorded run instead; needs no data and scores nothing.")
+    ] = None,
+    at_step: Annotated[int | None, typer.Option(help="With --from-run: the step to take.")] = None,
     form: Annotated[
         ModelFormat,
         typer.Option("--format", help="The saved model: smaller (pruned), or old shapes with zeros (dense)."),
@@ -64,8 +86,29 @@ def prune(
     config: Config = None,
 ) -> None:
     """Prune a classifier: score, remove the least important head, score again, until a rule says stop."""
-    settings |= {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
-    _prune_and_show(model, data, out, settings, eval_data=eval_data, resume=resume, quiet=quiet, as_json=as_json)
+    if (from_run is None) != (at_step is None):
+        raise GnormError("--from-run and --at-step belong together: gnorm prune --from-run DIR --at-step N --out OUT.")
+    if from_run is not None and at_step is not None:
+        known = {"model", "out", "from_run", "at_step", "quiet", "as_json", "trust_remote_code", "form", "latency"}
+        if others := given_names(context) - known:
+            raise GnormError(f"--from-run takes a run as it is: {', '.join(sorted(others))} can't be changed.")
+        taking = {"model": model, "trust_remote_code": settings["trust_remote_code"], "latency": latency}
+        _take_and_show(from_run, at_step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json)
+    elif model is None or data is None:
+        raise GnormError("Say what to prune: gnorm prune MODEL --data DATA --out OUT, or --from-run DIR --at-step N.")
+    else:
+        settings |= {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
+        _prune_and_show(
+            model, data, out, settings, eval_data=eval_data, resume=resume, live=live, quiet=quiet, as_json=as_json
+        )
+
+
+def _take_and_show(run: Path, step: int, out: Path, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
+    from greedy_gnorm.replay import take_step
+
+    with console.messages(quiet=quiet):
+        taken = take_step(run, step, out=out, **options)
+    _show(taken, out, quiet=quiet, as_json=as_json)
 
 
 def _prune_and_show(
@@ -76,25 +119,55 @@ def _prune_and_show(
     *,
     eval_data: str | None = None,
     resume: bool,
+    live: bool = False,
     quiet: bool,
     as_json: bool,
 ) -> None:
+    from greedy_gnorm.report import LiveReport
     from greedy_gnorm.run import prune as run_prune
 
-    with console.messages(quiet=quiet), console.StepDisplay(quiet=quiet) as display, Interrupts() as interrupts:
+    with ExitStack() as stack:
+        stack.enter_context(console.messages(quiet=quiet))
+        display = stack.enter_context(console.StepDisplay(quiet=quiet))
+        page = stack.enter_context(LiveReport(out, on=live))
+        interrupts = stack.enter_context(Interrupts())
 
-        def show(step: Step, gone: int, limit: int) -> None:
-            display(step, gone, limit)
+        def on_step(*step: Any) -> None:
+            display(*step)
+            page(*step)
             interrupts.check()
 
         try:
-            run = run_prune(model, None, data, eval_data=eval_data, out=out, resume=resume, on_step=show, **settings)
+            run = run_prune(model, None, data, eval_data=eval_data, out=out, resume=resume, on_step=on_step, **settings)
         except KeyboardInterrupt:
             raise Interrupted(out / "journal.jsonl") from None
+    _show(run, out, quiet=quiet, as_json=as_json)
+
+
+def _show(run: Any, out: Path, *, quiet: bool, as_json: bool) -> None:
     if as_json:
         console.show_json({**run.summary(), "out": str(out)})
     else:
-        console.show_run(run, out)
+        console.show_run(run, out, drawn=not quiet)
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="A run, a comparison, or several runs to put side by side.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; report.html in the folder, or in that which holds them all.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Make report.html from the journal: one page that needs nothing else; also of a run that is not finished."""
+    from greedy_gnorm.report import write_report
+
+    path = write_report(folders, out)
+    console.out.print(f"Report   {path}", highlight=False, soft_wrap=True)
+    if show and not webbrowser.open(path.resolve().as_uri()):
+        raise GnormError(f"No browser could be started: open {path.resolve()} yourself.")
 
 
 @app.command()
@@ -183,6 +256,8 @@ def compare(
         return
     for header, cells in tables.values():
         console.show_table(header, cells)
+    if not quiet:
+        console.draw_comparison(result)
     console.say_where(out)
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
+from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.heads import Step, removed_by
+from greedy_gnorm.journal import Journal
 from greedy_gnorm.measure import FLOAT32, MEGABYTE
 from greedy_gnorm.rules import curve, knee
 
+EXPERIMENT = "experiment.json"
 SHARES = (0.25, 0.50, 0.75, 0.81)
 DROPS = (0.01, 0.05)
 
@@ -163,3 +168,36 @@ def staleness(walk: Walk) -> list[tuple[int, float]]:
                 points.append((gone, tau))
         gone += len(step.removed)
     return points
+
+
+def is_rescored(walk: Walk) -> bool:
+    """Whether the scores change along the walk."""
+    scored = [step.scores for step in walk if step.scores is not None]
+    if len(scored) < 2:
+        return False
+    there = ~np.isnan(scored[1].values)
+    return not np.array_equal(scored[0].values[there], scored[1].values[there])
+
+
+def read_parts(folder: Path) -> dict[str, list[Journal]]:
+    """The finished parts of the comparison in a folder, by method, in the order of their runs."""
+    try:
+        names = json.loads((folder / EXPERIMENT).read_text(encoding="utf-8"))["methods"]
+        journals = [Journal.read(part) for part in (folder / "parts").iterdir()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{folder} holds no readable comparison: {error}.") from error
+    parts: dict[str, list[Journal]] = {name: [] for name in names}
+    for journal in sorted(journals, key=lambda journal: int(journal.header["seed"])):
+        if journal.steps and journal.steps[-1].stop is not None:
+            parts.setdefault(journal.header["config"]["method"], []).append(journal)
+    parts = {name: runs for name, runs in parts.items() if runs}
+    if not parts:
+        raise RunFolderError(f"{folder} holds no finished part of a comparison.")
+    return parts
+
+
+def read_comparison(folder: Path) -> Comparison:
+    """The comparison in a folder, from its journals alone; parts that are not finished are left out."""
+    parts = read_parts(folder)
+    header = next(iter(parts.values()))[0].header
+    return Comparison(header, {name: [journal.steps for journal in runs] for name, runs in parts.items()})

@@ -17,10 +17,15 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from greedy_gnorm import sketch
+from greedy_gnorm.comparison import Comparison, solution
 from greedy_gnorm.export import Exported
-from greedy_gnorm.heads import Step
+from greedy_gnorm.figures import GREEDY
+from greedy_gnorm.heads import Step, removed_by
 from greedy_gnorm.measure import MEGABYTE
 from greedy_gnorm.outcome import Run
+from greedy_gnorm.report import NAME
+from greedy_gnorm.rules import curve
 from greedy_gnorm.speed import HEADER as LATENCY_HEADER
 from greedy_gnorm.speed import Latency
 
@@ -157,8 +162,8 @@ def show_table(header: Sequence[str], cells: Sequence[Sequence[str]], *, numbers
     (out if out.is_terminal else Console(width=200, markup=False, emoji=False)).print(table)
 
 
-def show_run(run: Run, folder: Path | None) -> None:
-    """What was removed, what it cost, where things lie."""
+def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
+    """What was removed, what it cost, where things lie; drawn in characters if wished."""
     summary = run.summary()
     removed, total = summary["heads"]["removed"], summary["heads"]["total"]
     out.print()
@@ -180,17 +185,54 @@ def show_run(run: Run, folder: Path | None) -> None:
     show_table(["", "before", "after", "change"], cells)
     if run.latencies:
         show_table(LATENCY_HEADER, [latency.cells() for latency in run.latencies])
+    if drawn:
+        draw_run(run)
     out.print(f"{summary['steps']} steps in {duration(summary['seconds'])}.", highlight=False)
-    if folder is not None:
-        out.print(
-            f"Model    {folder / 'model'}     (gg.load({str(folder / 'model')!r}))", highlight=False, soft_wrap=True
-        )
-        out.print(f"Journal  {folder / 'journal.jsonl'}, {folder / 'run.json'}", highlight=False, soft_wrap=True)
-        out.print(
-            f"Curve    {folder / 'figures' / 'curve.png'}, {folder / 'tables' / 'curve.csv'}",
-            highlight=False,
-            soft_wrap=True,
-        )
+    for name, place in (
+        ("Model", f"{folder / 'model'}     (gg.load({str(folder / 'model')!r}))"),
+        ("Journal", f"{folder / 'journal.jsonl'}, {folder / 'run.json'}"),
+        ("Curve", f"{folder / 'figures' / 'curve.png'}, {folder / 'tables' / 'curve.csv'}"),
+        ("Report", f"{folder / NAME}     (gnorm report {folder} --open)"),
+    ):
+        out.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
+
+
+def draw_run(run: Run) -> None:
+    """The mask of the solution and the curve, in characters."""
+    draw_mask(run.header["model"], run.removed)
+    points, plain = curve(run.steps), _is_plain()
+    if len(points) > 1:
+        _draw([f"  {line}" for line in sketch.curve(points, plain=plain)])
+        mark = " " * sketch.place(points, run.solution.step) + "^ solution"
+        _draw([f"  {mark}", f"  {run.quality}, from none to {points[-1][0]:.0f} heads removed", ""])
+
+
+def draw_comparison(comparison: Comparison) -> None:
+    """The mask at the knee of Greedy-Gnorm or the first method, and a curve a method, in characters."""
+    name = GREEDY if GREEDY in comparison.curves else next(iter(comparison.curves))
+    walk = comparison.curves[name][0]
+    _draw([f"{name} at its knee:"])
+    draw_mask(comparison.header["model"], removed_by(walk[: solution(walk).step + 1]))
+    longest = max(map(len, comparison.curves))
+    for method, walks in comparison.curves.items():
+        (line,) = sketch.curve(curve(walks[0]), height=1, plain=_is_plain())
+        _draw([f"{method:{longest}}  {line}"])
+    _draw([f"{comparison.quality} of each method's first run, from none to {comparison.heads} heads removed", ""])
+
+
+def draw_mask(model: Any, removed: Sequence[Any]) -> None:
+    """The heads that are left, in characters."""
+    kept, gone = ("#", ".") if _is_plain() else ("■", "·")
+    _draw([*sketch.mask(model, removed, plain=_is_plain()), f"     sites x heads: {kept} kept, {gone} removed", ""])
+
+
+def _draw(lines: Sequence[str]) -> None:
+    for line in lines:
+        out.print(line, highlight=False, soft_wrap=True)
+
+
+def _is_plain() -> bool:
+    return not out.encoding.lower().startswith("utf")
 
 
 def show_export(done: Exported) -> None:
@@ -228,8 +270,8 @@ def say_how_to_go_on(folder: Path) -> None:
 def say_where(folder: Path) -> None:
     """Where a comparison lies."""
     out.print("An asterisk marks the best of a column.", highlight=False)
-    for name in ("tables", "figures"):
-        out.print(f"{name.capitalize():9}{folder / name}", highlight=False, soft_wrap=True)
+    for name, place in (("Tables", "tables"), ("Figures", "figures"), ("Report", NAME)):
+        out.print(f"{name:9}{folder / place}", highlight=False, soft_wrap=True)
 
 
 def show_json(content: Any) -> None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from greedy_gnorm import paper_figures
-from greedy_gnorm.comparison import Comparison, solutions, table
+from greedy_gnorm.comparison import EXPERIMENT, Comparison, solutions, table
 from greedy_gnorm.config import Settings
 from greedy_gnorm.data import both_rows, is_ready, sampled, warn_of_overlap
 from greedy_gnorm.encoding import Row, encode
 from greedy_gnorm.errors import DataError, GnormError, RunFolderError
-from greedy_gnorm.figures import save
+from greedy_gnorm.figures import GREEDY, RANDOM, save
 from greedy_gnorm.files import whole_folder, write_json, write_text
 from greedy_gnorm.heads import Head, Step, removed_by
 from greedy_gnorm.journal import Journal
 from greedy_gnorm.loop import Memory, Protection, Task
 from greedy_gnorm.measure import as_csv, as_markdown
 from greedy_gnorm.objectives import OBJECTIVES, with_reference
+from greedy_gnorm.report import write_report
 from greedy_gnorm.rules import parse_rules
 from greedy_gnorm.run import (
     OnStep,
@@ -34,13 +34,11 @@ from greedy_gnorm.run import (
     run_header,
     savings_for,
     situation_of,
+    told_source,
     walk,
 )
 from greedy_gnorm.sites import Sites, find_sites
 from greedy_gnorm.strategies import methods_named
-
-RANDOM = "random"
-HEADER = "experiment.json"
 
 OnPartStep = Callable[["Part", Step, int, int], None]
 """Called with the part, its new step, the heads gone so far and the number that go in all."""
@@ -97,7 +95,7 @@ def compare(
     parts = [Part(name, run) for run in range(max(counts.values())) for name in names if run < counts[name]]
     folder = _folder(Path(out), resume)
     bench = _bench(model, tokenizer, data, eval_data, given, names, runs)
-    write_json(folder / HEADER, {**bench.header, "methods": names, "runs": runs, "trajectories": trajectories})
+    write_json(folder / EXPERIMENT, {**bench.header, "methods": names, "runs": runs, "trajectories": trajectories})
     tasks = {part: _task(bench, part) for part in parts}
     journals = {part: _journal(bench, part, tasks[part], folder) for part in parts}
     for part in parts:
@@ -113,17 +111,18 @@ def compare(
 
 
 def _write(comparison: Comparison, bench: Bench, task: Task, folder: Path) -> None:
-    """Tables and figures; the change of gradients is shown for the head that Greedy-Gnorm removes first."""
+    """Tables, figures and the page; the change of gradients is shown for the head that Greedy-Gnorm removes first."""
     with whole_folder(folder / "tables") as tables:
         for name, (header, cells) in (("comparison", table(comparison)), ("solutions", solutions(comparison))):
             write_text(tables / f"{name}.csv", as_csv(header, cells))
             write_text(tables / f"{name}.md", as_markdown(header, cells))
     with whole_folder(folder / "figures") as figures:
         paper_figures.write_all(comparison, figures)
-        if paper_figures.GREEDY in comparison.curves:
-            (head, *_) = removed_by(comparison.curves[paper_figures.GREEDY][0])
+        if GREEDY in comparison.curves:
+            (head, *_) = removed_by(comparison.curves[GREEDY][0])
             changes = paper_figures.gradient_change(bench.sites, task.scoring, OBJECTIVES["logit-norm"], head)
             save(paper_figures.gradient_change_figure(changes, head), figures / "gradient-change")
+    write_report([folder])
 
 
 def _folder(folder: Path, resume: bool) -> Path:
@@ -133,7 +132,7 @@ def _folder(folder: Path, resume: bool) -> Path:
         held = any(folder.iterdir())
     except OSError as error:
         raise RunFolderError(f"Can't write to {folder}: {error.strerror or error}.") from error
-    if held and not (folder / HEADER).exists():
+    if held and not (folder / EXPERIMENT).exists():
         raise RunFolderError(f"{folder} is not empty and holds no comparison: name another folder.")
     if held and not resume:
         raise RunFolderError(f"{folder} holds a comparison already: go on with it by --resume, or name another folder.")
@@ -145,7 +144,7 @@ def _bench(
 ) -> Bench:
     if is_ready(data) or is_ready(eval_data):
         raise DataError("A comparison draws its own samples: give rows, not ready batches.")
-    source = str(model) if isinstance(model, str | Path) else type(model).__name__
+    source = told_source(model)
     model, tokenizer = opened(model, tokenizer, given)
     scores = [chosen(replace(given, method=name))[1:] for name in names]
     labels = any(score.asks_for_labels(objective) for score, objective in scores)
@@ -194,21 +193,3 @@ def _for_part(on_step: OnPartStep, part: Part) -> OnStep:
         on_step(part, step, gone, limit)
 
     return told
-
-
-def read_comparison(folder: Path) -> Comparison:
-    """The comparison in a folder, from its journals alone; parts that are not finished are left out."""
-    if not (folder / HEADER).exists():
-        raise RunFolderError(f"{folder} holds no comparison.")
-    names = json.loads((folder / HEADER).read_text(encoding="utf-8"))["methods"]
-    curves: dict[str, list[list[Step]]] = {name: [] for name in names}
-    header: dict[str, Any] = {}
-    for part in sorted((folder / "parts").iterdir()):
-        journal = Journal.read(part)
-        if journal.steps and journal.steps[-1].stop is not None:
-            header = journal.header
-            curves.setdefault(header["config"]["method"], []).append(journal.steps)
-    curves = {name: walks for name, walks in curves.items() if walks}
-    if not curves:
-        raise RunFolderError(f"{folder} holds no finished part of a comparison.")
-    return Comparison(header, curves)

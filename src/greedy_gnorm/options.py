@@ -74,8 +74,20 @@ def _from_file(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
+def given_names(context: typer.Context) -> set[str]:
+    """The parameters that the user gave, on the line or in a file."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {
+        name for name, source in sources.items() if source is not None and source.name in ("COMMANDLINE", "DEFAULT_MAP")
+    }
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a name on the hub.")]
 Data = Annotated[str, typer.Option(help="csv, tsv, jsonl, parquet, a folder of them, or hub:NAME[:CONFIG][:SPLIT].")]
+OptionalModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="A model folder or a name on the hub.")]
+OptionalData = Annotated[
+    str | None, typer.Option(help="csv, tsv, jsonl, parquet, a folder of them, or hub:NAME[:CONFIG][:SPLIT].")
+]
 EvalData = Annotated[str | None, typer.Option(help="Evaluate on other data, written like --data.")]
 Out = Annotated[Path, typer.Option(help="The folder to write to.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors and the result.")]

@@ -10,10 +10,12 @@ import yaml
 
 from greedy_gnorm import figures
 from greedy_gnorm.checkpoint import save
+from greedy_gnorm.errors import GnormError
 from greedy_gnorm.files import whole_folder, write_text
 from greedy_gnorm.heads import Head, Step, by_site, removed_by
 from greedy_gnorm.journal import Journal
 from greedy_gnorm.measure import HEADER, Counts, as_csv, as_markdown, module_counts, size_table, table_cells
+from greedy_gnorm.report import write_report
 from greedy_gnorm.speed import HEADER as LATENCY_HEADER
 from greedy_gnorm.speed import Latency
 from greedy_gnorm.surgery import dense
@@ -78,8 +80,14 @@ FORMATS = ("pruned", "dense")
 """How a model is written: in the shapes that are left, or in the old ones with zeros."""
 
 
+def check_format(form: str) -> None:
+    """Refuse an unknown way to write a model."""
+    if form not in FORMATS:
+        raise GnormError(f"Unknown format {form!r}. Choose from: {', '.join(FORMATS)}.")
+
+
 def write_outcome(run: Run, journal: Journal, form: str = FORMATS[0]) -> None:
-    """The model, tables and figures into the run's folder, and the result into run.json."""
+    """The model, tables, figures and the page into the run's folder, and the result into run.json."""
     model = dense(run.model) if form == "dense" else run.model
     save(model, run.tokenizer, journal.folder / "model", card=model_card(run, form))
     with whole_folder(journal.folder / "tables") as tables:
@@ -99,6 +107,7 @@ def write_outcome(run: Run, journal: Journal, form: str = FORMATS[0]) -> None:
                 figures.heat_map(scored, f"Scores before pruning ({run.header['config']['method']})"), folder / "scores"
             )
     journal.finish(run.summary())
+    write_report([journal.folder])
 
 
 def curve_csv(steps: list[Step]) -> str:

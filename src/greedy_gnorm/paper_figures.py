@@ -16,8 +16,21 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from greedy_gnorm.batches import Batches
-from greedy_gnorm.comparison import Comparison, Walk, solution, staleness
-from greedy_gnorm.figures import ACCENT, DARK, LIGHT, MUTED, heat_map, label_matrix, mask_cells, save, two_colours
+from greedy_gnorm.comparison import Comparison, Walk, is_rescored, solution, staleness
+from greedy_gnorm.figures import (
+    ACCENT,
+    COLOURS,
+    DARK,
+    GREEDY,
+    LIGHT,
+    MUTED,
+    RANDOM,
+    heat_map,
+    label_matrix,
+    mask_cells,
+    save,
+    two_colours,
+)
 from greedy_gnorm.gates import gates
 from greedy_gnorm.gradients import mean_query_gradients
 from greedy_gnorm.heads import Head, Matrix, removed_by
@@ -25,23 +38,20 @@ from greedy_gnorm.objectives import Objective
 from greedy_gnorm.rules import curve
 from greedy_gnorm.sites import Sites
 
-# Okabe and Ito's colours, told apart by colour-blind readers; with the line styles enough for every method
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 STYLES = ("-", "--", ":", "-.")
-GREEDY = "greedy-gnorm"
 
 
 def write_all(comparison: Comparison, folder: Path) -> None:
     """Every figure that the steps give, PNG and SVG."""
     save(curves(comparison), folder / "curves")
-    if "random" in comparison.curves and len(comparison.curves) > 1:
+    if RANDOM in comparison.curves and len(comparison.curves) > 1:
         save(against_random(comparison), folder / "against-random")
     save(masks(comparison), folder / "masks")
     if max(comparison.header["model"]["applications"]) > 1:
         save(tied_heads(comparison.header["model"]), folder / "tied-heads")
     save(drift(comparison), folder / "staleness")
     for method, walks in comparison.curves.items():
-        if method != "random" and walks[0][1].scores is not None:
+        if method != RANDOM and walks[0][1].scores is not None:
             save(heat_map(walks[0][1].scores, f"Scores before pruning: {method}"), folder / f"scores-{method}")
 
 
@@ -72,10 +82,10 @@ def curves(comparison: Comparison) -> Figure:
 
 def against_random(comparison: Comparison) -> Figure:
     """Greedy-Gnorm (or the first method) against boxes of random trajectories, with the unpruned level."""
-    method = GREEDY if GREEDY in comparison.curves else next(name for name in comparison.curves if name != "random")
+    method = GREEDY if GREEDY in comparison.curves else next(name for name in comparison.curves if name != RANDOM)
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     axes = _plot_axes(figure.add_subplot(), comparison)
-    heads, values = _values(comparison.curves["random"])
+    heads, values = _values(comparison.curves[RANDOM])
     places = np.arange(0, len(heads), max(1, round(len(heads) / 25)))
     width = 0.6 * (heads[places[1]] - heads[places[0]])
     axes.boxplot(
@@ -135,7 +145,7 @@ def drift(comparison: Comparison) -> Figure:
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for method, look in styles(list(comparison.curves)).items():
-        walks = [staleness(walk) for walk in comparison.curves[method] if _is_rescored(walk)]
+        walks = [staleness(walk) for walk in comparison.curves[method] if is_rescored(walk)]
         if walks:
             shortest = min(len(walk) for walk in walks)
             heads = [gone for gone, _ in walks[0][:shortest]]
@@ -149,15 +159,6 @@ def drift(comparison: Comparison) -> Figure:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=8)
     return figure
-
-
-def _is_rescored(walk: Walk) -> bool:
-    """Whether the scores change along the walk."""
-    scored = [step.scores for step in walk if step.scores is not None]
-    if len(scored) < 2:
-        return False
-    there = ~np.isnan(scored[1].values)
-    return not np.array_equal(scored[0].values[there], scored[1].values[there])
 
 
 def gradient_change(sites: Sites, batches: Batches, objective: Objective, head: Head) -> list[Matrix]:

@@ -25,7 +25,7 @@ from greedy_gnorm.journal import Journal
 from greedy_gnorm.loop import Protection, Task, prune_steps
 from greedy_gnorm.measure import module_counts, parameter_count
 from greedy_gnorm.objectives import OBJECTIVES, Objective, with_reference
-from greedy_gnorm.outcome import FORMATS, Run, write_outcome
+from greedy_gnorm.outcome import FORMATS, Run, check_format, write_outcome
 from greedy_gnorm.problems import problem_of
 from greedy_gnorm.rules import Situation, check_names, parse_rules
 from greedy_gnorm.savings import Savings
@@ -81,14 +81,13 @@ def prune(
     `format="dense"` keeps the old shapes with zeros; with `out`, the speed before and after is measured.
     """
     given = Settings.of(settings)
-    if format not in FORMATS:
-        raise GnormError(f"Unknown format {format!r}. Choose from: {', '.join(FORMATS)}.")
+    check_format(format)
     if push_to_hub is not None:
         if out is None:
             raise GnormError("To push a model to the hub, name a folder for it by out.")
         hub.check(push_to_hub)
     strategy, score, objective = chosen(given)
-    source = model if isinstance(model, str | Path) else type(model).__name__
+    source = told_source(model)
     model, tokenizer = opened(model, tokenizer, given)
     labels = score.asks_for_labels(objective)
     scoring, evaluation = both_batches(model, tokenizer, data, eval_data, given, needs_labels=labels)
@@ -112,7 +111,7 @@ def prune(
         "scoring": described(data, scoring),
         "evaluation": described(data if eval_data is None else eval_data, evaluation),
     }
-    header = run_header(model, str(source), rows, given)
+    header = run_header(model, source, rows, given)
     journal = None
     if out is not None:
         journal = (Journal.resume if resume else Journal.begin)(Path(out), header)
@@ -231,13 +230,13 @@ def situation_of(sites: Sites, protection: Protection) -> Situation:
     return Situation(len(survivors), len(removable), parameters, parameters - saved, problem_of(sites.model).quality)
 
 
-def run_header(model: nn.Module, source: str, data: dict[str, Any], given: Settings) -> dict[str, Any]:
-    """What run.json says before the first step."""
+def run_header(model: nn.Module, source: dict[str, Any], data: dict[str, Any], given: Settings) -> dict[str, Any]:
+    """What run.json says before the first step; `source` is what `told_source` says of the model."""
     config: Any = model.config
     sites = find_sites(model)
     return {
         "model": {
-            "name": source,
+            **source,
             "type": config.model_type,
             "weights": weights_fingerprint(model),
             "parameters": parameter_count(model),
@@ -260,10 +259,17 @@ def asked_for(data: dict[str, Any], given: Settings) -> dict[str, Any]:
     return {"data": data, "config": config, "seed": given.seed}
 
 
+def told_source(given: Any, word: str = "name") -> dict[str, Any]:
+    """Where a model or data came from: a path or name, or the kind of an object, which no command can name."""
+    if isinstance(given, str | Path):
+        return {word: str(given)}
+    return {word: type(given).__name__, "in_memory": True}
+
+
 def described(source: Any, batches: Batches) -> dict[str, Any]:
     """Rows as the header tells them."""
     return {
-        "source": str(source) if isinstance(source, str | Path) else type(source).__name__,
+        **told_source(source, "source"),
         "rows": batches.rows,
         "batches": len(batches),
         "truncated": batches.truncated,

@@ -1,0 +1,102 @@
+"""Run folders made up in an instant: journals without a model behind them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from greedy_gnorm.config import Settings
+from greedy_gnorm.files import write_json
+from greedy_gnorm.heads import Head, HeadScores, Step
+from greedy_gnorm.journal import Journal
+from greedy_gnorm.rules import curve, knee
+
+LATENCY = {
+    "runtime": "torch", "batch": 8, "tokens": 128, "threads": 2, "repeats": 9, "before_ms": 200.0,
+    "before_spread": [190.0, 210.0], "after_ms": 160.0, "after_spread": [150.0, 170.0], "promised": 1.3,
+}  # fmt: skip
+
+
+def header(
+    sites: int = 3,
+    heads: int = 4,
+    *,
+    layers: int = 1,
+    model: str = "my-model",
+    source: str = "reviews.csv",
+    removed: tuple[Head, ...] = (),
+    **settings: Any,
+) -> dict[str, Any]:
+    """run.json before the first step."""
+    given = Settings.of({"stop": ("all",), **settings})
+    rows = {"source": source, "rows": 100, "batches": 7, "truncated": 0, "fingerprint": "0123456789abcdef"}
+    return {
+        "model": {
+            "name": model, "type": "bert", "weights": "fedcba9876543210", "parameters": 1_000_000,
+            "shape": [sites, heads], "sites": [f"layer.{site}" for site in range(sites)],
+            "applications": [layers] * sites, "removed": [list(head) for head in removed],
+        },
+        "data": {"scoring": rows, "evaluation": {**rows, "rows": 50}},
+        "config": {**given.to_json(), "objective": "logit-norm"},
+        "seed": given.seed,
+        "quality": "accuracy",
+        "versions": {"python": "3.11", "greedy-gnorm": "0.1.0"},
+        "started": "2026-01-01T00:00:00+00:00",
+    }  # fmt: skip
+
+
+def walk(
+    folder: Path, head: dict[str, Any], *, steps: int | None = None, latency: bool = False, rescored: bool = True
+) -> Journal:
+    """A journal whose scores, order and quality come from the header's seed; unfinished where `steps` ends it early."""
+    journal = Journal.begin(folder, head)
+    chance = np.random.default_rng(head["seed"])
+    shape = tuple(head["model"]["shape"])
+    left = {Head(site, index) for site, index in np.ndindex(*shape)} - {
+        Head(*gone) for gone in head["model"]["removed"]
+    }
+    total, parameters = len(left), head["model"]["parameters"]
+    logs = chance.normal(-5, 2, shape)
+    middle = 0.75 - 0.1 * (head["seed"] // 100) + chance.normal(0, 0.02)  # where quality falls
+    for number in range((total if steps is None else steps) + 1):
+        scores, gone = None, ()
+        if number:
+            logs = logs + (chance.normal(0, 0.3, shape) if rescored else 0)
+            there = np.full(shape, np.nan)
+            for each in left:
+                there[each] = logs[each]
+            scores = HeadScores(np.exp(there), there)
+            gone = (scores.order()[0],)
+            left -= set(gone)
+            parameters -= 1000
+        accuracy = float(round(0.05 + 0.9 / (1 + np.exp(12 * (number / total - middle))), 4)) if number else 0.96
+        quality = {"accuracy": accuracy, "macro_f1": accuracy - 0.01, "loss": 1 - accuracy}
+        seconds = {"score": 0.5, "remove": 0.01, "evaluate": 0.25} if number else {"evaluate": 0.25}
+        stop = None if left else "no head is left to remove"
+        journal.append(Step(number, gone, scores, quality, parameters, 4 * parameters, seconds, stop))
+    if not left:
+        journal.finish({"solution": knee(curve(journal.steps)), "latency": [LATENCY] if latency else []})
+    return journal
+
+
+def comparison(folder: Path, methods: dict[str, int], **options: Any) -> Path:
+    """A comparison's folder: so many runs of each method."""
+    folder.mkdir()
+    write_json(
+        folder / "experiment.json",
+        {**header(**options), "methods": list(methods), "runs": 2, "trajectories": methods.get("random", 1)},
+    )
+    for method, runs in methods.items():
+        for run in range(runs):
+            seed = 100 * list(methods).index(method) + run
+            journal = walk(
+                folder / "parts" / f"{method}-{run}",
+                header(method=method, seed=seed, **options),
+                rescored="ae" not in method,
+            )
+            write_json(
+                journal.folder / "run.json", {key: value for key, value in journal.header.items() if key != "result"}
+            )
+    return folder
