@@ -14,6 +14,7 @@ import typer
 
 from greedy_gnorm import console, figures
 from greedy_gnorm.config import Settings
+from greedy_gnorm.distributed import is_first, joined
 from greedy_gnorm.errors import GnormError, RunFolderError
 from greedy_gnorm.files import write_json
 from greedy_gnorm.heads import Step, matrix_to_json
@@ -126,10 +127,11 @@ def _prune_and_show(
     from greedy_gnorm.report import LiveReport
     from greedy_gnorm.run import prune as run_prune
 
+    quiet = quiet or not is_first()
     with ExitStack() as stack:
         stack.enter_context(console.messages(quiet=quiet))
         display = stack.enter_context(console.StepDisplay(quiet=quiet))
-        page = stack.enter_context(LiveReport(out, on=live))
+        page = stack.enter_context(LiveReport(out, on=live and is_first()))
         interrupts = stack.enter_context(Interrupts())
 
         def on_step(*step: Any) -> None:
@@ -145,6 +147,8 @@ def _prune_and_show(
 
 
 def _show(run: Any, out: Path, *, quiet: bool, as_json: bool) -> None:
+    if not is_first():
+        return
     if as_json:
         console.show_json({**run.summary(), "out": str(out)})
     else:
@@ -247,6 +251,8 @@ def compare(
             )  # fmt: skip
         except KeyboardInterrupt:
             raise Interrupted(out / "experiment.json") from None
+    if not is_first():
+        return
     tables = {"comparison": comparison_table(result), "solutions": solutions_table(result)}
     if as_json:
         rows = {
@@ -403,7 +409,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
-        app([part for part in given if part != "--debug"], prog_name="gnorm")
+        with joined():
+            app([part for part in given if part != "--debug"], prog_name="gnorm")
     except SystemExit as end:
         if end.code == INTERRUPTED:
             console.err.print("Interrupted.")

@@ -43,14 +43,32 @@ def joined() -> Iterator[None]:
         distributed.destroy_process_group()
 
 
+_alone = False
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """For a while this process works by itself, on something that is no other's."""
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
+
+
+def _together() -> bool:
+    return distributed.is_initialized() and not _alone
+
+
 def count() -> int:
     """How many processes work together."""
-    return distributed.get_world_size() if distributed.is_initialized() else 1
+    return distributed.get_world_size() if _together() else 1
 
 
 def number() -> int:
     """Which of them this is."""
-    return distributed.get_rank() if distributed.is_initialized() else 0
+    return distributed.get_rank() if _together() else 0
 
 
 def is_first() -> bool:

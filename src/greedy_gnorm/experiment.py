@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from greedy_gnorm import paper_figures
 from greedy_gnorm.comparison import EXPERIMENT, Comparison, solutions, table
 from greedy_gnorm.config import Settings
 from greedy_gnorm.data import both_rows, is_ready, sampled, warn_of_overlap
+from greedy_gnorm.distributed import alone, count, is_first, number, of_all, of_first
 from greedy_gnorm.encoding import Row, encode
 from greedy_gnorm.errors import DataError, GnormError, RunFolderError
+from greedy_gnorm.evaluate import evaluate
 from greedy_gnorm.figures import GREEDY, RANDOM, save
-from greedy_gnorm.files import whole_folder, write_json, write_text
+from greedy_gnorm.files import locked, whole_folder, write_json, write_text
 from greedy_gnorm.heads import Head, Step, removed_by
 from greedy_gnorm.journal import Journal
 from greedy_gnorm.loop import Memory, Protection, Task
@@ -39,6 +42,7 @@ from greedy_gnorm.run import (
 )
 from greedy_gnorm.sites import Sites, find_sites
 from greedy_gnorm.strategies import methods_named
+from greedy_gnorm.surgery import remove
 
 OnPartStep = Callable[["Part", Step, int, int], None]
 """Called with the part, its new step, the heads gone so far and the number that go in all."""
@@ -93,21 +97,46 @@ def compare(
         chosen(replace(given, method=name))
     counts = {name: trajectories if name == RANDOM else runs for name in names}
     parts = [Part(name, run) for run in range(max(counts.values())) for name in names if run < counts[name]]
-    folder = _folder(Path(out), resume)
-    bench = _bench(model, tokenizer, data, eval_data, given, names, runs)
-    write_json(folder / EXPERIMENT, {**bench.header, "methods": names, "runs": runs, "trajectories": trajectories})
-    tasks = {part: _task(bench, part) for part in parts}
-    journals = {part: _journal(bench, part, tasks[part], folder) for part in parts}
-    for part in parts:
-        _remember(bench, tasks[part], journals[part].steps)
-    curves: dict[str, list[list[Step]]] = {name: [] for name in names}
-    for part in parts:
-        sites = find_sites(copy.deepcopy(bench.sites.model)).use(savings_for(given))
-        told = None if on_step is None else _for_part(on_step, part)
-        curves[part.method].append(walk(sites, tasks[part], journals[part], told, len(sites.survivors())))
-    comparison = Comparison(bench.header, curves)
-    _write(comparison, bench, next(iter(tasks.values())), folder)
+    folder = of_first(lambda: _folder(Path(out), resume))
+    with locked(folder) if is_first() else nullcontext():
+        bench = _bench(model, tokenizer, data, eval_data, given, names, runs)
+        about = {**bench.header, "methods": names, "runs": runs, "trajectories": trajectories}
+        of_first(lambda: write_json(folder / EXPERIMENT, about))
+        if count() > 1:
+            _measure_the_ends(bench)
+        # Runs of one number share their scoring sample, so they share a process too
+        own = [part for part in parts if part.run % count() == number()]
+        tasks = {part: _task(bench, part) for part in own}
+        journals = {part: _journal(bench, part, tasks[part], folder) for part in own}
+        for part in own:
+            _remember(bench, tasks[part], journals[part].steps)
+        walks = {}
+        with alone():
+            for part in own:
+                sites = find_sites(copy.deepcopy(bench.sites.model)).use(savings_for(given))
+                told = None if on_step is None else _for_part(on_step, part)
+                journal = journals[part]
+                walks[part] = walk(sites, tasks[part], journal, journal.steps, told, len(sites.survivors()))
+        found = {part: steps for share in of_all(walks) for part, steps in share.items()}
+        curves = {name: [found[part] for part in parts if part.method == name] for name in names}
+        comparison = Comparison(bench.header, curves)
+        if is_first():
+            _write(comparison, bench, next(iter(tasks.values())), folder)
     return comparison
+
+
+def _measure_the_ends(bench: Bench) -> None:
+    """The quality with all heads and with none, where every walk begins and ends: measured once, for all processes."""
+    none = find_sites(copy.deepcopy(bench.sites.model))
+    remove(none, none.survivors())
+    for sites in (bench.sites, none):
+        gone = frozenset(sites.removed())
+
+        def measured(sites: Sites = sites) -> Mapping[str, float]:
+            with alone():
+                return evaluate(sites, bench.evaluation)
+
+        bench.memory.quality[gone] = of_first(measured)
 
 
 def _write(comparison: Comparison, bench: Bench, task: Task, folder: Path) -> None:

@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
+from greedy_gnorm.errors import RunFolderError
+
 
 def write_text(path: Path, text: str) -> None:
     """Write beside, then move into place."""
@@ -21,6 +25,20 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Readable JSON, strictly: NaN must have been taken out before."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Work in a folder alone: a second process is refused; the lock goes with the process, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / LOCK, timeout=0):
+            yield
+    except Timeout as error:
+        raise RunFolderError(f"Another process works in {folder}: wait for it, or name another folder.") from error
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from greedy_gnorm.errors import RunFolderError
-from greedy_gnorm.files import write_json
+from greedy_gnorm.files import LOCK, write_json
 from greedy_gnorm.heads import Step
 
 HEADER = "run.json"
@@ -28,19 +28,26 @@ class Journal:
     @classmethod
     def begin(cls, folder: Path, header: dict[str, Any]) -> Journal:
         """Start a run in a new or empty folder; one that holds anything is refused."""
+        cls.check_free(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if (folder / HEADER).exists():
-                raise RunFolderError(
-                    f"{folder} holds a run already: go on with it by --resume, or name another folder."
-                )
-            if any(folder.iterdir()):
-                raise RunFolderError(f"{folder} is not empty and holds no run: name another folder.")
             (folder / STEPS).touch()
             write_json(folder / HEADER, header)
         except OSError as error:
             raise RunFolderError(f"Can't write to {folder}: {error.strerror or error}.") from error
         return cls(folder, header, [])
+
+    @staticmethod
+    def check_free(folder: Path) -> None:
+        """Refuse a folder that holds anything, a run or something else."""
+        try:
+            held = {path.name for path in folder.iterdir()} - {LOCK} if folder.exists() else set()
+        except OSError as error:
+            raise RunFolderError(f"Can't write to {folder}: {error.strerror or error}.") from error
+        if HEADER in held:
+            raise RunFolderError(f"{folder} holds a run already: go on with it by --resume, or name another folder.")
+        if held:
+            raise RunFolderError(f"{folder} is not empty and holds no run: name another folder.")
 
     @classmethod
     def resume(cls, folder: Path, header: dict[str, Any]) -> Journal:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -19,8 +20,11 @@ from greedy_gnorm.batches import Batches
 from greedy_gnorm.checkpoint import load, load_tokenizer, weights_fingerprint
 from greedy_gnorm.config import Settings
 from greedy_gnorm.data import both_batches, scoring_batches
-from greedy_gnorm.errors import GnormError
+from greedy_gnorm.distributed import is_first, of_first, own_share
+from greedy_gnorm.errors import GnormError, RunFolderError
+from greedy_gnorm.files import locked
 from greedy_gnorm.heads import Head, HeadScores, Step, removed_by
+from greedy_gnorm.journal import HEADER as RUN_HEADER
 from greedy_gnorm.journal import Journal
 from greedy_gnorm.loop import Protection, Task, prune_steps
 from greedy_gnorm.measure import module_counts, parameter_count
@@ -57,6 +61,7 @@ def score(
     fits = next(model.parameters()).dtype == dtype and next(model.parameters()).device == device
     sites = find_sites(model if fits else copy.deepcopy(model).to(device, dtype)).use(savings_for(given))
     batches = batches.to(device)
+    batches = own_share(batches)
     if objective.needs_reference:
         batches = with_reference(sites.model, batches)
     return function(sites, batches, objective)
@@ -97,6 +102,11 @@ def prune(
     situation = situation_of(sites, protection)
     evaluation = evaluation.to(device)
     scoring = scoring.to(device).sharing(evaluation)
+    rows = {
+        "scoring": described(data, scoring),
+        "evaluation": described(data if eval_data is None else eval_data, evaluation),
+    }
+    scoring, evaluation = own_share(scoring), own_share(evaluation)
     task = Task(
         with_reference(sites.model, scoring) if objective.needs_reference else scoring,
         evaluation,
@@ -107,24 +117,36 @@ def prune(
         protection,
         next(model.parameters()).element_size(),
     )
-    rows = {
-        "scoring": described(data, scoring),
-        "evaluation": described(data if eval_data is None else eval_data, evaluation),
-    }
     header = run_header(model, source, rows, given)
-    journal = None
-    if out is not None:
-        journal = (Journal.resume if resume else Journal.begin)(Path(out), header)
-    steps = walk(sites, task, journal, on_step, task.rules.limit or situation.removable)
-    run = _solved(model, tokenizer, steps, task, header)
-    if journal is None:
+    with ExitStack() as stack:
+        journal = None
+        if out is not None and is_first():
+            journal = stack.enter_context(opened_journal(Path(out), header, resume=resume))
+        history = of_first(lambda: [] if journal is None else journal.steps)
+        steps = walk(sites, task, journal, history, on_step, task.rules.limit or situation.removable)
+        run = _solved(model, tokenizer, steps, task, header)
+        if journal is None:
+            return run
+        if latency:
+            run = replace(run, latencies=_latencies(model, run.model, given))
+        write_outcome(run, journal, format)
+        if push_to_hub is not None:
+            hub.push(journal.folder / "model", push_to_hub)
         return run
-    if latency:
-        run = replace(run, latencies=_latencies(model, run.model, given))
-    write_outcome(run, journal, format)
-    if push_to_hub is not None:
-        hub.push(journal.folder / "model", push_to_hub)
-    return run
+
+
+@contextmanager
+def opened_journal(folder: Path, header: dict[str, Any], *, resume: bool) -> Iterator[Journal]:
+    """The journal of a run in this folder, begun or gone on with, while no other process works there."""
+    if not (resume and (folder / RUN_HEADER).exists()):
+        Journal.check_free(folder)
+    try:
+        with locked(folder):
+            yield (Journal.resume if resume else Journal.begin)(folder, header)
+    except OSError as error:
+        raise RunFolderError(
+            f"Can't write to {folder}: {error.strerror or error}. Steps that were made are safe: --resume goes on."
+        ) from error
 
 
 def _latencies(before: Any, after: Any, given: Settings) -> list[Latency]:
@@ -146,9 +168,11 @@ def objective_for(score: Score, given: Settings) -> Objective:
     return OBJECTIVES[given.objective or score.objective or next(iter(OBJECTIVES))]
 
 
-def walk(sites: Sites, task: Task, journal: Journal | None, on_step: OnStep | None, limit: int) -> list[Step]:
+def walk(
+    sites: Sites, task: Task, journal: Journal | None, history: Sequence[Step], on_step: OnStep | None, limit: int
+) -> list[Step]:
     """All steps: those of an earlier run first (their heads removed), then new ones, journalled as they come."""
-    steps = list(journal.steps) if journal else []
+    steps = list(history)
     remove(sites, removed_by(steps))
     for step in prune_steps(sites, task, steps):
         steps.append(step)
