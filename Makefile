@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all check lint types bench bench-quick pictures experiments clean
+.PHONY: setup demo test test-all check lint types bench bench-quick bench-deployment pictures experiments clean
 
 setup: $(READY)
 
@@ -35,6 +35,9 @@ bench: $(READY)
 
 bench-quick: $(READY)
 	$(BIN)/python benchmarks/speed.py --quick
+
+bench-deployment: $(READY)
+	$(BIN)/python benchmarks/deployment.py
 
 # The pictures of the README, from a run of the demo; needs chromium and chromium-driver
 pictures: $(READY)

@@ -184,9 +184,10 @@ def test_debug_shows_the_traceback(prune):
         prune("--method", "x", "--debug")
 
 
-def test_ctrl_c_keeps_the_journal_whole_and_says_how_to_go_on(tmp_path, write_rows):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_the_journal_whole_and_says_how_to_go_on(number, tmp_path, write_rows):
     folder, out = tmp_path / "model", tmp_path / "run"
-    tiny_model("bert", num_hidden_layers=6).save_pretrained(folder)
+    tiny_model("bert", num_hidden_layers=12).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     data = write_rows(tiny_rows(300, labels=("0", "1", "2")))
     command = [
@@ -207,17 +208,17 @@ def test_ctrl_c_keeps_the_journal_whole_and_says_how_to_go_on(tmp_path, write_ro
     while not journal.exists() or journal.read_text().count("\n") < 3:
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Interrupted" in err
     assert "--resume" in err
     assert "Traceback" not in err
     steps = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert 3 <= len(steps) < 25
+    assert 3 <= len(steps) < 49
     assert not (out / "model").exists()
     finished = subprocess.run([*command, "--resume", "--json", "--quiet"], capture_output=True, text=True, check=True)
-    assert json.loads(finished.stdout)["steps"] == 24
+    assert json.loads(finished.stdout)["steps"] == 48
     assert [json.loads(line)["removed"] for line in journal.read_text().splitlines()][: len(steps)] == [
         s["removed"] for s in steps
     ]

@@ -14,7 +14,6 @@ from greedy_gnorm import loop
 from greedy_gnorm.cli import main
 from greedy_gnorm.comparison import at_share, heads_before_drop, mean_over_curve, read_comparison, staleness
 from greedy_gnorm.heads import removed_by
-from greedy_gnorm.sites import find_sites
 from greedy_gnorm.strategies import PAPER, STRATEGIES, methods_named
 
 ROWS = tiny_rows(60)
@@ -62,13 +61,11 @@ def test_a_part_is_the_run_that_prune_makes(tmp_path):
 
 def test_what_methods_share_is_computed_once(tmp_path, monkeypatch):
     counts = {"score": 0, "evaluate": 0}
-    seen = []
     evaluate = loop.evaluate
 
-    def counted(model, batches):
+    def counted(sites, batches):
         counts["evaluate"] += 1
-        seen.append(tuple(map(tuple, model.config.to_dict().get("pruned_heads", {}).items())))
-        return evaluate(find_sites(model), batches)
+        return evaluate(sites, batches)
 
     monkeypatch.setattr(loop, "evaluate", counted)
     comparison = compare(tmp_path / "c", methods="ae,inverse-ae,gnorm-static,greedy-gnorm", runs=1)

@@ -342,9 +342,6 @@ for number in range(count):
     )
     assert done.returncode == 0, done.stderr
     found = {cases[int(line.split()[0])]: line.split(" ", 1)[1] for line in done.stdout.splitlines()}
-    print(found)
     works = {case for case, text in found.items() if text[0].isdigit() and float(text) <= 1e-6}
-    if version == "5":
-        assert works == set(cases)
-    else:  # as docs/deployment.md says
-        assert works >= {case for case in cases if case[1] == "uneven" and case[0] not in ("distilbert",)}
+    # transformers 4 can't run a layer without heads, as docs/deployment.md says
+    assert works == {case for case in cases if version == "5" or case[1] == "uneven"}, found

@@ -31,8 +31,9 @@ def test_there_is_one_for_each_of_the_papers_models():
 @pytest.mark.parametrize("path", sorted((EXPERIMENTS / "offline").glob("*.yaml")), ids=lambda path: path.stem)
 def test_an_offline_file(path):
     plan = read_yaml(path)
-    assert set(plan) - {"class"} == {"base", "data", "epochs", "learning_rate", "seed", "compare"}
+    trained = {"base", "epochs", "learning_rate", "seed"}
+    assert set(plan) - {"class", "longest"} in ({"data", "compare", *trained}, {"data", "compare", "classifier"})
     assert methods_named(plan["compare"].pop("methods"))
     assert plan["compare"].pop("runs") == 3
-    assert plan["compare"].pop("trajectories") >= 25
+    assert plan["compare"].pop("trajectories") >= 10
     Settings.of(plan["compare"])

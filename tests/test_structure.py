@@ -14,11 +14,12 @@ PACKAGE = Path(greedy_gnorm.__file__).parent
 
 # From the ground up: a module may import what stands before it, never what stands behind
 FLOORS = [
-    "errors", "modeling_pruned", "registry", "heads", "savings", "config", "files", "modes", "families", "sites",
-    "gates", "surgery", "labels", "sources", "batches", "problems", "encoding", "data", "objectives", "passes",
-    "evaluate", "attention", "rows", "gradients", "scores", "strategies", "rules", "measure", "speed", "loop",
-    "journal", "comparison", "checkpoint", "tables", "figures", "charts", "page", "facts", "report", "export",
-    "outcome", "hub", "run", "replay", "paper_figures", "experiment", "demo", "sketch", "console", "options", "cli",
+    "errors", "interrupts", "modeling_pruned", "registry", "heads", "savings", "config", "files", "modes", "families",
+    "sites", "gates", "surgery", "labels", "sources", "batches", "distributed", "problems", "encoding", "data",
+    "objectives", "passes", "evaluate", "attention", "rows", "gradients", "scores", "strategies", "rules", "measure",
+    "speed", "loop", "journal", "comparison", "checkpoint", "tables", "figures", "charts", "page", "facts", "report",
+    "export", "outcome", "hub", "run", "replay", "paper_figures", "experiment", "demo", "sketch", "console",
+    "options", "cli",
 ]  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from greedy_gnorm.errors import GnormError, UnsupportedModel
@@ -56,7 +55,9 @@ def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
             raise GnormError(f"There is no model folder {name}.")
         else:
             config = transformers.AutoConfig.from_pretrained(str(name), trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
+    except GnormError:
+        raise
+    except Exception as error:  # whatever transformers raises on a damaged file
         raise GnormError(f"Can't read a model configuration from {name}: {_in_one_line(error)}") from error
     if config.model_type not in FAMILIES:
         raise UnsupportedModel(

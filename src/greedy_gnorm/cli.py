@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import webbrowser
 from collections.abc import Sequence
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,8 @@ from greedy_gnorm import console, figures
 from greedy_gnorm.config import Settings
 from greedy_gnorm.errors import GnormError, RunFolderError
 from greedy_gnorm.files import write_json
-from greedy_gnorm.heads import matrix_to_json
+from greedy_gnorm.heads import Step, matrix_to_json
+from greedy_gnorm.interrupts import Interrupts
 from greedy_gnorm.measure import HEADER, as_csv, as_markdown, table_cells
 from greedy_gnorm.objectives import OBJECTIVES
 from greedy_gnorm.options import (
@@ -124,11 +126,16 @@ def _prune_and_show(
     from greedy_gnorm.report import LiveReport
     from greedy_gnorm.run import prune as run_prune
 
-    with console.messages(quiet=quiet), console.StepDisplay(quiet=quiet) as display, LiveReport(out, on=live) as page:
+    with ExitStack() as stack:
+        stack.enter_context(console.messages(quiet=quiet))
+        display = stack.enter_context(console.StepDisplay(quiet=quiet))
+        page = stack.enter_context(LiveReport(out, on=live))
+        interrupts = stack.enter_context(Interrupts())
 
         def on_step(*step: Any) -> None:
             display(*step)
             page(*step)
+            interrupts.check()
 
         try:
             run = run_prune(model, None, data, eval_data=eval_data, out=out, resume=resume, on_step=on_step, **settings)
@@ -227,11 +234,16 @@ def compare(
     from greedy_gnorm.comparison import table as comparison_table
     from greedy_gnorm.experiment import compare as run_compare
 
-    with console.messages(quiet=quiet), console.PartDisplay(quiet=quiet) as display:
+    with console.messages(quiet=quiet), console.PartDisplay(quiet=quiet) as display, Interrupts() as interrupts:
+
+        def show(part: object, step: Step, gone: int, limit: int) -> None:
+            display(part, step, gone, limit)
+            interrupts.check()
+
         try:
             result = run_compare(
                 model, None, data, eval_data=eval_data, out=out, methods=methods, runs=runs, trajectories=trajectories,
-                resume=resume, on_step=display, **settings,
+                resume=resume, on_step=show, **settings,
             )  # fmt: skip
         except KeyboardInterrupt:
             raise Interrupted(out / "experiment.json") from None

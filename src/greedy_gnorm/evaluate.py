@@ -10,6 +10,7 @@ from sklearn import metrics
 from torch import Tensor
 
 from greedy_gnorm.batches import Batches
+from greedy_gnorm.distributed import of_all
 from greedy_gnorm.errors import DataError
 from greedy_gnorm.modes import evaluating
 from greedy_gnorm.objectives import row_losses
@@ -27,7 +28,7 @@ def evaluate(sites: Sites, batches: Batches) -> dict[str, float]:
 
 
 def predictions(sites: Sites, batches: Batches) -> tuple[Tensor, Tensor]:
-    """Logits and labels of all rows, in the order of the data."""
+    """Logits and labels of all rows, those of other processes too, in the order of the data."""
     outputs: list[Tensor] = []
     labels: list[Tensor] = []
     rows: list[int] = []
@@ -38,8 +39,11 @@ def predictions(sites: Sites, batches: Batches) -> tuple[Tensor, Tensor]:
             outputs.append(logits(sites, batch).cpu())
             labels.append(batch.labels.cpu())
             rows += batch.rows
-    order = torch.tensor(rows).argsort()
-    return torch.cat(outputs)[order], torch.cat(labels)[order]
+    shares = of_all((outputs, labels, rows))
+    order = torch.tensor([row for _, _, share in shares for row in share]).argsort()
+    all_outputs = torch.cat([each for share, _, _ in shares for each in share])
+    all_labels = torch.cat([each for _, share, _ in shares for each in share])
+    return all_outputs[order], all_labels[order]
 
 
 def measures(logits: NDArray[Any], labels: NDArray[Any], problem: str) -> dict[str, float]:

@@ -67,8 +67,9 @@ class Journal:
             raise RunFolderError(f"{folder} holds no readable run: {error}.") from error
         if not isinstance(header, dict) or not {"model", "data", "config", "quality"} <= set(header):
             raise RunFolderError(f"{folder / HEADER} is not that of a run.")
-        whole, _, _ = text.rpartition("\n")
-        return cls(folder, header, [_step(folder, number, line) for number, line in enumerate(whole.splitlines())])
+        whole, newline, _ = text.rpartition("\n")
+        lines = whole.split("\n") if newline else []
+        return cls(folder, header, [_step(folder, number, line) for number, line in enumerate(lines)])
 
     def _drop_torn_line(self) -> None:
         path = self.folder / STEPS
@@ -79,10 +80,16 @@ class Journal:
 
     def append(self, step: Step) -> None:
         """Write one step and make sure that it is on the disk."""
-        with (self.folder / STEPS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(step.to_json(), allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with (self.folder / STEPS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(step.to_json(), allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunFolderError(
+                f"Can't write step {step.step} to {self.folder / STEPS}: {error.strerror or error}. The steps before "
+                f"it are safe: mend that and go on by --resume."
+            ) from error
         self.steps.append(step)
 
     def finish(self, result: Mapping[str, Any]) -> None:

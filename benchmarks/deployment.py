@@ -1,0 +1,77 @@
+"""Size and speed of pruned models: `make bench-deployment` writes the tables of docs/deployment.md."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pages import write
+from transformers import AutoModelForSequenceClassification, BertConfig
+
+import greedy_gnorm as gg
+from greedy_gnorm.export import onnx_runner, to_onnx
+from greedy_gnorm.heads import Head
+from greedy_gnorm.measure import as_markdown, parameter_count
+from greedy_gnorm.sites import find_sites
+from greedy_gnorm.speed import multiplications, random_inputs, timed, torch_latencies
+from greedy_gnorm.surgery import remove
+
+PAGE = "deployment.md"
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "models"
+
+
+def without(model: Any, share: float) -> Any:
+    """A copy without so many of its heads, drawn at random."""
+    pruned = copy.deepcopy(model)
+    sites = find_sites(pruned)
+    heads = sites.survivors()
+    chosen = np.random.default_rng(0).permutation(len(heads))[: round(share * len(heads))]
+    remove(sites, [Head(*heads[place]) for place in chosen])
+    return pruned
+
+
+def base() -> None:
+    """BERT-base's shape: the speed-up against what the saved multiplications promise."""
+    torch.manual_seed(0)
+    model: Any = AutoModelForSequenceClassification.from_config(BertConfig(num_labels=3)).eval()
+    cells = []
+    for share in (0.25, 0.5, 0.75, 1.0):
+        pruned = without(model, share)
+        (row,) = torch_latencies(model, pruned, [(8, 128)], seconds=30)
+        assert row.promised is not None
+        cells.append(
+            [f"{share:.0%}", f"{parameter_count(pruned) / parameter_count(model):.2f}", f"{row.promised:.2f}",
+             f"{row.speed_up:.2f}", f"{row.speed_up / row.promised:.2f}"]
+        )  # fmt: skip
+    write(PAGE, "base", as_markdown(["heads gone", "parameters", "promised", "measured", "measured / promised"], cells))
+
+
+def minilm() -> None:
+    """A trained model at several masks: torch and onnxruntime, by batch and length."""
+    model = gg.load(SHARED / "minilm-tweets", dtype=torch.float32)
+    cells = []
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / "whole.onnx"
+        to_onnx(model, whole)
+        for share in (0.25, 0.5, 0.75, 0.9):
+            pruned, path = without(model, share), Path(folder) / f"{share}.onnx"
+            to_onnx(pruned, path)
+            for shape in ((1, 32), (8, 128), (32, 64)):
+                promised = multiplications(model, shape[1]) / multiplications(pruned, shape[1])
+                rows = torch_latencies(model, pruned, [shape], seconds=3)
+                rows.append(
+                    timed("onnxruntime", onnx_runner(whole), onnx_runner(path), random_inputs(model, *shape),
+                          seconds=3, promised=promised)
+                )  # fmt: skip
+                cells += [[f"{share:.0%}", *row.cells()] for row in rows]
+    header = ["heads gone", "runtime", "batch", "threads", "ms before", "ms after", "speed-up", "promised"]
+    write(PAGE, "minilm", as_markdown(header, cells))
+
+
+if __name__ == "__main__":
+    base()
+    minilm()
