@@ -124,7 +124,7 @@ def test_a_run_on_objects_in_memory_names_no_command(tmp_path):
 
 
 def test_mark_up_in_the_data_is_text(tmp_path):
-    journal = walk(tmp_path / "run", header(model=EVIL, source=EVIL))
+    journal = walk(tmp_path / "run", header(model=EVIL, source=EVIL, method=EVIL))
     text = gg.write_report([journal.folder]).read_text("utf-8")
     assert "<img" not in text.replace("<image", "").split("<script>")[0]
     assert text.count("</script>") == 3

@@ -30,7 +30,9 @@ def browser():
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory):
-    return walk(tmp_path_factory.mktemp("page") / "run", header(), latency=True)
+    made = walk(tmp_path_factory.mktemp("page") / "run", header(), latency=True)
+    gg.write_report([made.folder])
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def compared(tmp_path_factory):
 
 @pytest.fixture
 def page(browser: Browser, journal):
-    browser.open(gg.write_report([journal.folder]))
+    browser.open(journal.folder / "report.html")
     yield browser
     assert browser.complaints() == []
 
@@ -302,9 +304,14 @@ def test_dark_and_back(browser, journal):
 
 def test_printed_it_is_light_and_without_controls(browser, journal):
     browser.open(journal.folder / "report.html", dark=True)
+    ink = "document.getElementById('curve').layout.font.color"
+    browser.driver.execute_script("dispatchEvent(new Event('beforeprint'))")
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     assert luminance(browser.ask("getComputedStyle(document.body).backgroundColor")) > 0.9
+    assert luminance(browser.ask(ink)) < 0.1
     assert browser.ask("getComputedStyle(document.querySelector('.controls')).display") == "none"
+    browser.driver.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert browser.ask("document.documentElement.className") == ""
 
 
 def test_every_chart_has_words_and_every_control_a_name(page):

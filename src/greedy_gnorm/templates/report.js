@@ -35,7 +35,10 @@
     draw(ids[0]);
     setTimeout(drawInTurn, 0, ids.slice(1));
   }
-  const draw = (id) => Plotly.react(at(id), charts[id].data, charts[id].layout, config);
+  function draw(id) {
+    at(id).style.height = `${charts[id].layout.height}px`; // the page keeps its shape while a chart is being drawn
+    return Plotly.react(at(id), charts[id].data, charts[id].layout, config);
+  }
   function paint() {
     Object.values(charts).forEach(themed);
     Object.keys(charts).forEach(draw);
@@ -243,8 +246,12 @@
       button.textContent = document.execCommand("copy") ? "Copied" : "Press Ctrl-C";
     };
   }
-  addEventListener("beforeprint", paint);
-  addEventListener("afterprint", paint);
+  for (const [event, printing] of [["beforeprint", true], ["afterprint", false]]) {
+    addEventListener(event, () => {
+      document.documentElement.classList.toggle("printing", printing);
+      paint();
+    });
+  }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
 
   const asked = new URLSearchParams(location.hash.slice(1));
