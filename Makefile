@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all check lint types bench bench-quick bench-deployment pictures experiments clean
+.PHONY: setup demo test test-all check lint types bench bench-quick bench-deployment bench-scale pictures experiments clean
 
 setup: $(READY)
 
@@ -38,6 +38,9 @@ bench-quick: $(READY)
 
 bench-deployment: $(READY)
 	$(BIN)/python benchmarks/deployment.py
+
+bench-scale: $(READY)
+	$(BIN)/python benchmarks/scale.py
 
 # The pictures of the README, from a run of the demo; needs chromium and chromium-driver
 pictures: $(READY)

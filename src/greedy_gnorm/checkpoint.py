@@ -19,8 +19,13 @@ from greedy_gnorm.modeling_pruned import pruned_class
 from greedy_gnorm.sites import find_sites, pruned_heads
 
 
-def load(name: str | Path, *, dtype: str | torch.dtype = "auto", trust_remote_code: bool = False) -> Any:
-    """A model from a folder or the hub with the heads it was saved with, in evaluation mode."""
+def load(
+    name: str | Path, *, dtype: str | torch.dtype = "auto", trust_remote_code: bool = False, **options: Any
+) -> Any:
+    """A model from a folder or the hub with the heads it was saved with, in evaluation mode.
+
+    Further options, such as `device_map`, go to transformers' `from_pretrained`.
+    """
     if Path(name).is_file():
         raise GnormError(f"{name} is a file: give the folder of the model.")
     config = load_config(name, trust_remote_code=trust_remote_code)
@@ -28,7 +33,12 @@ def load(name: str | Path, *, dtype: str | torch.dtype = "auto", trust_remote_co
     loaded = _prepared(plain, config)
     try:
         model, report = loaded.from_pretrained(
-            str(name), config=config, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+            str(name),
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **options,
         )
     except GnormError:
         raise

@@ -218,7 +218,7 @@ def score(
 
 
 @app.command()
-@with_settings(*SCORING, "eval_samples", "cache_memory")
+@with_settings(*(name for name in SCORING if name != "device_map"), "eval_samples", "cache_memory")
 def compare(
     model: Model,
     data: Data,

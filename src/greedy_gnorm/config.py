@@ -42,6 +42,9 @@ class Settings:
     recompute: int | None = _setting(None, "Score again every so many steps (0: never), instead of the method's own.")
     dtype: str = _setting("auto", f"Precision of the work: {', '.join(DTYPES)}; auto is float32 for half precision.")
     device: str | None = _setting(None, "Where to compute: cpu, cuda, cuda:1; a GPU by default where there is one.")
+    device_map: str | None = _setting(
+        None, 'Spread a large model over devices: auto, balanced, or JSON such as \'{"": "disk"}\' (needs accelerate).'
+    )
     tokens_per_batch: int = _setting(2048, "Tokens in a batch, padding included.")
     cache_memory: int = _setting(2048, "Megabytes for what unchanged layers computed, kept between steps; 0: none.")
     savings: str = _setting("all", f"Exact savings that are on: all, none, or some of {', '.join(Savings.names())}.")

@@ -12,7 +12,7 @@ from torch import Tensor
 from greedy_gnorm.batches import Batches
 from greedy_gnorm.distributed import of_all
 from greedy_gnorm.errors import DataError
-from greedy_gnorm.modes import evaluating
+from greedy_gnorm.modes import evaluating, without_gradients
 from greedy_gnorm.objectives import row_losses
 from greedy_gnorm.passes import logits
 from greedy_gnorm.problems import problem_of
@@ -32,7 +32,7 @@ def predictions(sites: Sites, batches: Batches) -> tuple[Tensor, Tensor]:
     outputs: list[Tensor] = []
     labels: list[Tensor] = []
     rows: list[int] = []
-    with evaluating(sites.model), torch.inference_mode():
+    with evaluating(sites.model), without_gradients(sites.model):
         for batch in batches:
             if batch.labels is None:
                 raise DataError("Quality needs labels, and these evaluation rows have none.")

@@ -90,6 +90,8 @@ def compare(
 ) -> Comparison:
     """Walk every method down to the last head, several times, and put the curves side by side in a folder."""
     given = Settings.of({**settings, "stop": ("all",)})
+    if given.device_map is not None:
+        raise GnormError("A comparison works on copies of a model that fits one device: leave device_map away.")
     if runs < 1 or trajectories < 1:
         raise GnormError("A comparison needs at least 1 run and 1 random trajectory.")
     names = methods_named(methods)

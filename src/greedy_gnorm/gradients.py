@@ -64,18 +64,24 @@ def gram_is_cheaper(length: int, inputs: int, outputs: int) -> bool:
     return length * (inputs + 3 * outputs) < 3 * inputs * outputs
 
 
+SAFE = 2.0**-40
+"""Gradients between this and its inverse can be squared and summed in float32 as they are."""
+
+
 def head_norms(inputs: Tensor, gradient: Tensor, gram: Tensor | None, head_size: int) -> Tensor:
     """Norms of the head blocks of X^T g for each sentence, (B, heads) in float64; by the Gram form if it is given."""
     rows, length, width = gradient.shape
     heads = gradient.view(rows, length, width // head_size, head_size)  # (B, T, H, d_h)
     # Squares of vanishing gradients leave float32's range: a power of two per head takes them out and back, exactly
-    largest = heads.abs().amax((1, 3), keepdim=True)  # (B, 1, H, 1)
-    scale = torch.exp2(torch.frexp(largest).exponent.to(heads.dtype))
-    scaled = (heads / scale).flatten(2)  # (B, T, D)
+    largest = torch.linalg.vector_norm(heads, ord=torch.inf, dim=(1, 3))  # (B, H)
+    scale = torch.ones_like(largest)
+    if ((largest < SAFE) & (largest > 0)).any() or (largest > 1 / SAFE).any():
+        scale = torch.exp2(torch.frexp(largest).exponent.to(heads.dtype))
+        gradient = (heads / scale[:, None, :, None]).flatten(2)  # (B, T, D)
     # (B, T, D) or (B, d, D)
-    terms = (inputs.mT @ scaled).square() if gram is None else scaled * (gram @ scaled)
+    terms = (inputs.mT @ gradient).square() if gram is None else gradient * (gram @ gradient)
     squares: Tensor = terms.view(rows, -1, width // head_size, head_size).sum((1, 3), dtype=torch.float64)
-    return squares.clamp_min(0).sqrt() * scale[:, 0, :, 0].double()
+    return squares.clamp_min(0).sqrt() * scale.double()
 
 
 def gate_gradients(sites: Sites, batch: Batch, objective: ObjectiveFunction) -> list[Tensor]:

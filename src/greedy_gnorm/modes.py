@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
+import torch
 from torch import nn
 
 
@@ -31,3 +32,9 @@ def frozen(model: nn.Module) -> Iterator[None]:
         finally:
             for parameter, wants in wanted:
                 parameter.requires_grad_(wants)
+
+
+def without_gradients(model: nn.Module) -> AbstractContextManager[None]:
+    """Inference mode; no_grad where accelerate brings weights in, which would stay behind as inference tensors."""
+    offloaded = any(parameter.is_meta for parameter in model.parameters())
+    return torch.no_grad() if offloaded else torch.inference_mode()

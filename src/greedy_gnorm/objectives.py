@@ -72,7 +72,8 @@ def logit_norm(model: nn.Module, batch: Batch) -> Tensor:
 @objective("loss", about="the task's loss", needs_labels=True)
 def loss(model: nn.Module, batch: Batch) -> Tensor:
     assert batch.labels is not None
-    return row_losses(logits_of(model, batch), batch.labels, problem_of(model).name)
+    logits = logits_of(model, batch)
+    return row_losses(logits, batch.labels.to(logits.device), problem_of(model).name)
 
 
 @objective("gold-probability", about="the probability of the right class", needs_labels=True)
@@ -95,7 +96,8 @@ def _one_class(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     if problem != "single_label_classification":
         raise UnsupportedModel(f"This objective needs one right class a row; the model's problem is {problem}.")
     assert batch.labels is not None
-    return logits_of(model, batch), batch.labels
+    logits = logits_of(model, batch)
+    return logits, batch.labels.to(logits.device)
 
 
 @objective(

@@ -17,7 +17,7 @@ from greedy_gnorm.rules import forms
 
 SCORING = (
     "objective", "score_options", "samples", "seed", "text", "text_pair", "label", "label_map", "dtype", "device",
-    "tokens_per_batch", "savings", "trust_remote_code",
+    "device_map", "tokens_per_batch", "savings", "trust_remote_code",
 )  # fmt: skip
 PRUNING = tuple(setting.name for setting in fields(Settings))
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import json
 import platform
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -55,13 +60,14 @@ def score(
     given = Settings.of(settings)
     function = score_with(score, given.score_options)
     objective = objective_for(function, given)
+    source = model
     model, tokenizer = opened(model, tokenizer, given)
     batches = scoring_batches(model, tokenizer, data, given, needs_labels=function.asks_for_labels(objective))
     device, dtype = device_for(given), dtype_for(model, given)
     fits = next(model.parameters()).dtype == dtype and next(model.parameters()).device == device
-    sites = find_sites(model if fits else copy.deepcopy(model).to(device, dtype)).use(savings_for(given))
-    batches = batches.to(device)
-    batches = own_share(batches)
+    worked = model if fits and given.device_map is None else working_copy(model, source, given)
+    sites = find_sites(worked).use(savings_for(given))
+    batches = own_share(batches.to(device))
     if objective.needs_reference:
         batches = with_reference(sites.model, batches)
     return function(sites, batches, objective)
@@ -92,12 +98,12 @@ def prune(
             raise GnormError("To push a model to the hub, name a folder for it by out.")
         hub.check(push_to_hub)
     strategy, score, objective = chosen(given)
-    source = told_source(model)
+    given_model, source = model, told_source(model)
     model, tokenizer = opened(model, tokenizer, given)
     labels = score.asks_for_labels(objective)
     scoring, evaluation = both_batches(model, tokenizer, data, eval_data, given, needs_labels=labels)
     device = device_for(given)
-    sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given))).use(savings_for(given))
+    sites = find_sites(working_copy(model, given_model, given)).use(savings_for(given))
     protection = Protection(parse_heads(given.protect, sites), given.min_heads)
     situation = situation_of(sites, protection)
     evaluation = evaluation.to(device)
@@ -127,7 +133,7 @@ def prune(
         run = _solved(model, tokenizer, steps, task, header)
         if journal is None:
             return run
-        if latency:
+        if latency and given.device_map is None:
             run = replace(run, latencies=_latencies(model, run.model, given))
         write_outcome(run, journal, format)
         if push_to_hub is not None:
@@ -201,6 +207,34 @@ def opened(model: Any, tokenizer: Any, given: Settings) -> tuple[Any, Any]:
     if not find_sites(model).survivors():
         raise GnormError("The model has no attention head left.")
     return model, tokenizer
+
+
+def working_copy(model: Any, source: Any, given: Settings) -> Any:
+    """The copy that is scored and cut: on one device, or loaded from its source over several and the disk."""
+    dtype = dtype_for(model, given)
+    if given.device_map is None:
+        return copy.deepcopy(model).to(device_for(given), dtype)
+    if not isinstance(source, str | Path):
+        raise GnormError("device_map needs the model's folder or name: its weights are loaded piece by piece.")
+    if importlib.util.find_spec("accelerate") is None:
+        raise GnormError("device_map needs accelerate: pip install accelerate.")
+    places = _places(given.device_map)
+    folder = tempfile.mkdtemp(prefix="gnorm-offload-")
+    spread = load(
+        source, dtype=dtype, trust_remote_code=given.trust_remote_code, device_map=places, offload_folder=folder
+    )
+    weakref.finalize(spread, shutil.rmtree, folder)
+    return spread
+
+
+def _places(text: str) -> Any:
+    """`auto` and the like as they are, JSON as a dict of modules and devices."""
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise GnormError(f"device_map is no JSON: {error}.") from error
 
 
 def savings_for(given: Settings) -> Savings:

@@ -113,20 +113,27 @@ def _own_config(model: nn.Module) -> None:
 @torch.no_grad()
 def _cut(site: AttentionSite, gone: set[int]) -> None:
     kept_places = [place for place, head in enumerate(site.survivors) if head not in gone]
-    device = site.query.weight.device
-    starts = torch.tensor(kept_places, dtype=torch.long, device=device) * site.head_size
-    channels = (starts[:, None] + torch.arange(site.head_size, device=device)).flatten()  # (kept * head_size,)
+    starts = torch.tensor(kept_places, dtype=torch.long) * site.head_size
+    channels = (starts[:, None] + torch.arange(site.head_size)).flatten()  # (kept * head_size,)
     for linear in site.projections.values():
-        linear.weight = _sliced(linear.weight, 0, channels)
-        if linear.bias is not None:
-            linear.bias = _sliced(linear.bias, 0, channels)
+        for name in ("weight", "bias"):
+            _slice(linear, name, 0, channels)
         linear.out_features = len(channels)
-    site.output.weight = _sliced(site.output.weight, 1, channels)
+    _slice(site.output, "weight", 1, channels)
     site.output.in_features = len(channels)
     site.survivors = [head for head in site.survivors if head not in gone]
     setattr(site.owner, site.family.head_count, len(site.survivors))
     setattr(site.owner, site.family.width, len(channels))
 
 
-def _sliced(parameter: Tensor, dim: int, channels: Tensor) -> nn.Parameter:
-    return nn.Parameter(parameter.index_select(dim, channels), requires_grad=parameter.requires_grad)
+def _slice(linear: nn.Linear, name: str, dim: int, channels: Tensor) -> None:
+    """Keep these channels of a parameter, also where accelerate holds its values elsewhere (offloaded)."""
+    parameter: Tensor | None = getattr(linear, name)
+    if parameter is None:
+        return
+    held: Any = getattr(getattr(linear, "_hf_hook", None), "weights_map", None)
+    if parameter.is_meta and held is not None:
+        # What accelerate reads a weight from looks into this dict first, then on the disk
+        held.dataset.state_dict[held.prefix + name] = held[name].index_select(dim, channels)
+    kept = parameter.index_select(dim, channels.to(parameter.device))
+    setattr(linear, name, nn.Parameter(kept, requires_grad=parameter.requires_grad))
