@@ -1,4 +1,4 @@
-"""Kill -9 at any moment: the folder stays readable, --resume goes on, the end is the same to the bit."""
+"""Kill -9 or a full disk at any moment: the folder stays readable, --resume goes on, the end is the same to the bit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import tiny_rows
+
+from greedy_gnorm.cli import main
 
 HERE = Path(__file__).resolve().parent
 
@@ -34,3 +37,40 @@ def test_many_kills(tmp_path):
     found = killed(tmp_path, 60, 2)
     assert found["kills"] >= 50
     assert found["identical"] == found["runs"] >= 5
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own, which the caller fills; only root may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("needs the right to mount a small file system, which is not given here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*torn")
+@pytest.mark.parametrize("room", [1, 12, 40, 250])
+def test_a_full_disk_is_named_and_the_run_goes_on_behind_it(room, small_disk, model_folder, tmp_path, capsys):
+    """The disk is full in the journal, while the model is saved, or in the page: kilobytes of room left."""
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, tiny_rows(60))))
+    call = ["prune", str(model_folder), "--data", str(data), "--stop", "all", "--no-latency", "--quiet", "--json"]
+    assert main([*call, "--out", str(tmp_path / "whole")]) == 0
+    capsys.readouterr()
+    (small_disk / "filler").write_bytes(bytes(1024 * (400 - 4 - room) // 4096 * 4096))
+    out = small_disk / "run"
+    assert main([*call, "--out", str(out)]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    (small_disk / "filler").unlink()
+    subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
+    assert main([*call, "--out", str(out), "--resume"]) == 0
+    steps, expected = (
+        [{**json.loads(line), "seconds": None} for line in (each / "journal.jsonl").read_text().splitlines()]
+        for each in (out, tmp_path / "whole")
+    )
+    assert steps == expected
+    weights = [(each / "model" / "model.safetensors").read_bytes() for each in (out, tmp_path / "whole")]
+    assert weights[0] == weights[1]

@@ -41,7 +41,7 @@ class Journal:
     def check_free(folder: Path) -> None:
         """Refuse a folder that holds anything, a run or something else."""
         try:
-            held = {path.name for path in folder.iterdir()} - {LOCK} if folder.exists() else set()
+            held = {path.name for path in folder.iterdir() if not _trace(path)} if folder.exists() else set()
         except OSError as error:
             raise RunFolderError(f"Can't write to {folder}: {error.strerror or error}.") from error
         if HEADER in held:
@@ -103,6 +103,12 @@ class Journal:
         """Add the outcome to run.json."""
         self.header = {**self.header, "result": dict(result)}
         write_json(self.folder / HEADER, self.header)
+
+
+def _trace(path: Path) -> bool:
+    """Whether this is only what a beginning without space for its header leaves."""
+    partial = path.name in (LOCK, f".{HEADER}.partial")
+    return partial or (path.name == STEPS and path.is_file() and path.stat().st_size == 0)
 
 
 def _step(folder: Path, number: int, line: str) -> Step:

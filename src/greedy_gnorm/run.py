@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from greedy_gnorm import hub
@@ -149,9 +150,10 @@ def opened_journal(folder: Path, header: dict[str, Any], *, resume: bool) -> Ite
     try:
         with locked(folder):
             yield (Journal.resume if resume else Journal.begin)(folder, header)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise RunFolderError(
-            f"Can't write to {folder}: {error.strerror or error}. Steps that were made are safe: --resume goes on."
+            f"Can't write to {folder}: {getattr(error, 'strerror', None) or error}. Steps that were made are safe: "
+            f"--resume goes on."
         ) from error
 
 
