@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,8 @@ def minilm() -> None:
     write(PAGE, "minilm", as_markdown(header, cells))
 
 
+PARTS = {"base": base, "minilm": minilm}
+
 if __name__ == "__main__":
-    base()
-    minilm()
+    for name in sys.argv[1:] or PARTS:
+        PARTS[name]()

@@ -160,12 +160,10 @@ def largest_difference(model: Any, runner: Runner) -> float:
 
 
 def _inputs(model: Any, rows: int, tokens: int) -> Inputs:
-    """Random tokens, every row but the first shorter than the batch; segments where the model knows them."""
+    """Random tokens, every row but the first shorter than the batch."""
     inputs = random_inputs(model, rows, tokens)
     for row in range(1, rows):
         inputs["attention_mask"][row, tokens - row - 1 :] = 0
-    if getattr(model.config, "type_vocab_size", 0) > 1:
-        inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
     return inputs
 
 

@@ -123,13 +123,14 @@ def torch_runner(model: nn.Module) -> Runner:
 
 
 def random_inputs(model: nn.Module, rows: int, tokens: int) -> Inputs:
-    """A batch without padding."""
+    """A batch without padding, with segments where the model knows them."""
     config: Any = model.config
     chance = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
     lowest = min((config.pad_token_id or 0) + 1, config.vocab_size - 1)
     ids = torch.randint(lowest, config.vocab_size, (rows, tokens), generator=chance).to(device)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    types = {"token_type_ids": torch.zeros_like(ids)} if getattr(config, "type_vocab_size", 0) > 1 else {}
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **types}
 
 
 def multiplications(model: nn.Module, tokens: int) -> int:
