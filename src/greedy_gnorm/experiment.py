@@ -19,27 +19,16 @@ from greedy_gnorm.errors import DataError, GnormError, RunFolderError
 from greedy_gnorm.evaluate import evaluate
 from greedy_gnorm.figures import GREEDY, RANDOM, save
 from greedy_gnorm.files import locked, whole_folder, write_json, write_text
+from greedy_gnorm.header import asked_for, described, run_header, told_source
 from greedy_gnorm.heads import Head, Step, removed_by
 from greedy_gnorm.journal import Journal
 from greedy_gnorm.loop import Memory, Protection, Task
 from greedy_gnorm.measure import as_csv, as_markdown
 from greedy_gnorm.objectives import OBJECTIVES, with_reference
+from greedy_gnorm.opening import chosen, device_for, dtype_for, opened, savings_for
 from greedy_gnorm.report import write_report
 from greedy_gnorm.rules import parse_rules
-from greedy_gnorm.run import (
-    OnStep,
-    asked_for,
-    chosen,
-    described,
-    device_for,
-    dtype_for,
-    opened,
-    run_header,
-    savings_for,
-    situation_of,
-    told_source,
-    walk,
-)
+from greedy_gnorm.run import OnStep, situation_of, walk
 from greedy_gnorm.sites import Sites, find_sites
 from greedy_gnorm.strategies import methods_named
 from greedy_gnorm.surgery import remove
