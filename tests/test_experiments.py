@@ -35,5 +35,5 @@ def test_an_offline_file(path):
     assert set(plan) - {"class", "longest"} in ({"data", "compare", *trained}, {"data", "compare", "classifier"})
     assert methods_named(plan["compare"].pop("methods"))
     assert plan["compare"].pop("runs") == 3
-    assert plan["compare"].pop("trajectories") >= 10
+    assert plan["compare"].pop("trajectories") >= 25
     Settings.of(plan["compare"])

@@ -1,7 +1,6 @@
 """Several processes on one run: batches are shared out, results are put together, the first process writes.
 
-Start them with `torchrun --nproc-per-node N -m greedy_gnorm prune ...` or `accelerate launch`. Without them everything
-here is the identity.
+Start them with `torchrun --nproc-per-node N -m greedy_gnorm prune ...`. Without them everything here is the identity.
 """
 
 from __future__ import annotations
