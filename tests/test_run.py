@@ -279,31 +279,6 @@ def test_a_damaged_journal_is_refused(tmp_path):
         run(out=folder, stop="heads=2", resume=True)
 
 
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_the_callers_model_is_left_as_it_was(interrupted):
-    model = tiny_model("bert", num_hidden_layers=2).train()
-    weights = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    config = model.config.to_json_string()
-    state = torch.get_rng_state()
-    if interrupted:
-
-        def on_step(step, gone, limit):
-            if step.step == 2:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            run(model, on_step=on_step)
-    else:
-        assert run(model, stop="heads=3").model is not model
-    assert model.training
-    assert model.config.to_json_string() == config
-    assert torch.equal(torch.get_rng_state(), state)
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, weights[name])
-        assert parameter.requires_grad
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
 def test_a_half_precision_checkpoint_stays_one(tmp_path):
     model = tiny_model("bert", num_hidden_layers=2, dtype=torch.float16)
     result = run(model, stop="heads=2", out=tmp_path / "run")

@@ -5,20 +5,19 @@ Start them with `torchrun --nproc-per-node N -m greedy_gnorm prune ...`. Without
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import distributed
 
 from greedy_gnorm.batches import Batches
 from greedy_gnorm.errors import GnormError
-
-Value = TypeVar("Value")
 
 PATIENCE = timedelta(hours=2)
 """How long a process waits for the others: longer than any one step."""
@@ -80,20 +79,25 @@ def own_share(batches: Batches) -> Batches:
     return batches if count() == 1 else replace(batches, items=batches.items[number() :: count()])
 
 
-def of_all(value: Value) -> list[Value]:
-    """What every process gives, in their order; the same list for each of them."""
+def of_all(value: Any) -> list[Any]:
+    """What every process gives, in their order: plain JSON values, so that nothing which comes over a network runs."""
     if count() == 1:
         return [value]
-    values: list[Value] = [value] * count()
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    words = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     try:
-        distributed.all_gather_object(values, value)
+        lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(count())]
+        distributed.all_gather(lengths, torch.tensor([len(words)], device=device))
+        longest = int(torch.cat(lengths).max())
+        told = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in range(count())]
+        distributed.all_gather(told, torch.nn.functional.pad(words, (0, longest - len(words))).to(device))
     except RuntimeError as error:
         raise GnormError(
             f"Another process is gone: {str(error).splitlines()[0]:.200} The steps so far are safe: --resume goes on."
         ) from error
-    return values
+    return [json.loads(bytes(each[: int(length)].tolist())) for each, length in zip(told, lengths, strict=True)]
 
 
-def of_first(make: Callable[[], Value]) -> Value:
-    """What the first process makes, and only it."""
-    return of_all(make() if is_first() else None)[0]  # type: ignore[return-value]
+def of_first(make: Callable[[], Any]) -> Any:
+    """What the first process makes, and only it: plain JSON values."""
+    return of_all(make() if is_first() else None)[0]

@@ -23,27 +23,26 @@ def evaluate(sites: Sites, batches: Batches) -> dict[str, float]:
     """The problem's measures, the first of which is the one that rules and curves follow, and the mean loss."""
     rows, labels = predictions(sites, batches)
     problem = problem_of(sites.model).name
-    losses = row_losses(rows.double(), labels, problem)
-    return {**measures(rows.double().numpy(), labels.numpy(), problem), "loss": float(losses.mean())}
+    losses = row_losses(rows, labels, problem)
+    return {**measures(rows.numpy(), labels.numpy(), problem), "loss": float(losses.mean())}
 
 
 def predictions(sites: Sites, batches: Batches) -> tuple[Tensor, Tensor]:
-    """Logits and labels of all rows, those of other processes too, in the order of the data."""
-    outputs: list[Tensor] = []
-    labels: list[Tensor] = []
+    """Logits (float64) and labels of all rows, those of other processes too, in the order of the data."""
+    outputs: list[list[float]] = []
+    labels: list[Any] = []
     rows: list[int] = []
     with evaluating(sites.model), without_gradients(sites.model):
         for batch in batches:
             if batch.labels is None:
                 raise DataError("Quality needs labels, and these evaluation rows have none.")
-            outputs.append(logits(sites, batch).cpu())
-            labels.append(batch.labels.cpu())
+            outputs += logits(sites, batch).double().tolist()
+            labels += batch.labels.tolist()
             rows += batch.rows
     shares = of_all((outputs, labels, rows))
-    order = torch.tensor([row for _, _, share in shares for row in share]).argsort()
-    all_outputs = torch.cat([each for share, _, _ in shares for each in share])
-    all_labels = torch.cat([each for _, share, _ in shares for each in share])
-    return all_outputs[order], all_labels[order]
+    outputs, labels, rows = ([each for share in of_kind for each in share] for of_kind in zip(*shares, strict=True))
+    order = torch.tensor(rows).argsort()
+    return torch.tensor(outputs, dtype=torch.float64)[order], torch.tensor(labels)[order]
 
 
 def measures(logits: NDArray[Any], labels: NDArray[Any], problem: str) -> dict[str, float]:

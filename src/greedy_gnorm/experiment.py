@@ -88,7 +88,7 @@ def compare(
         chosen(replace(given, method=name))
     counts = {name: trajectories if name == RANDOM else runs for name in names}
     parts = [Part(name, run) for run in range(max(counts.values())) for name in names if run < counts[name]]
-    folder = of_first(lambda: _folder(Path(out), resume))
+    folder = Path(of_first(lambda: str(_folder(Path(out), resume))))
     with locked(folder) if is_first() else nullcontext():
         bench = _bench(model, tokenizer, data, eval_data, given, names, runs)
         about = {**bench.header, "methods": names, "runs": runs, "trajectories": trajectories}
@@ -101,14 +101,19 @@ def compare(
         journals = {part: _journal(bench, part, tasks[part], folder) for part in own}
         for part in own:
             _remember(bench, tasks[part], journals[part].steps)
-        walks = {}
+        walks: list[Any] = []
         with alone():
             for part in own:
                 sites = find_sites(copy.deepcopy(bench.sites.model)).use(savings_for(given))
                 told = None if on_step is None else _for_part(on_step, part)
                 journal = journals[part]
-                walks[part] = walk(sites, tasks[part], journal, journal.steps, told, len(sites.survivors()))
-        found = {part: steps for share in of_all(walks) for part, steps in share.items()}
+                steps = walk(sites, tasks[part], journal, journal.steps, told, len(sites.survivors()))
+                walks.append([part.method, part.run, [step.to_json() for step in steps]])
+        found = {
+            Part(method, run): [Step.from_json(line) for line in lines]
+            for share in of_all(walks)
+            for method, run, lines in share
+        }
         curves = {name: [found[part] for part in parts if part.method == name] for name in names}
         comparison = Comparison(bench.header, curves)
         if is_first():

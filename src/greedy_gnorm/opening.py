@@ -50,6 +50,13 @@ def opened(model: Any, tokenizer: Any, given: Settings) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def with_own_modules(model: Any) -> Any:
+    """The same weights in a model of its own: what is hooked, switched or set there is not so in the caller's."""
+    same: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    same |= {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in model.parameters()}
+    return copy.deepcopy(model, same)
+
+
 def working_copy(model: Any, source: Any, given: Settings) -> Any:
     """The copy that is scored and cut: on one device, or loaded from its source over several and the disk."""
     dtype = dtype_for(model, given)

@@ -30,12 +30,12 @@ def row_means(sites: Sites, batches: Batches, per_row: PerRow) -> list[NDArray[n
         problem = problem or _not_finite(sites, values, number, batch)
         totals = [value.double().sum(-2).cpu().numpy() for value in values]
         sums = [total + more for total, more in zip(sums, totals, strict=True)] if sums else totals
-    shares = of_all((batches.rows, sums, problem))
+    shares = of_all((batches.rows, [total.tolist() for total in sums], problem))
     for _, _, found in shares:
         if found is not None:
             raise NonFiniteScore(found)
     rows = sum(count for count, _, _ in shares)
-    parts = [share for _, share, _ in shares if share]
+    parts = [[np.array(total) for total in share] for _, share, _ in shares if share]
     return [sum(site, start=np.zeros(())) / rows for site in zip(*parts, strict=True)]
 
 

@@ -24,7 +24,16 @@ from greedy_gnorm.journal import Journal
 from greedy_gnorm.loop import Protection, Task, prune_steps
 from greedy_gnorm.measure import module_counts, parameter_count
 from greedy_gnorm.objectives import with_reference
-from greedy_gnorm.opening import chosen, device_for, dtype_for, objective_for, opened, savings_for, working_copy
+from greedy_gnorm.opening import (
+    chosen,
+    device_for,
+    dtype_for,
+    objective_for,
+    opened,
+    savings_for,
+    with_own_modules,
+    working_copy,
+)
 from greedy_gnorm.outcome import FORMATS, Run, check_format, write_outcome
 from greedy_gnorm.problems import problem_of
 from greedy_gnorm.rules import Situation, parse_rules
@@ -54,7 +63,8 @@ def score(
     batches = scoring_batches(model, tokenizer, data, given, needs_labels=function.asks_for_labels(objective))
     device, dtype = device_for(given), dtype_for(model, given)
     fits = next(model.parameters()).dtype == dtype and next(model.parameters()).device == device
-    worked = model if fits and given.device_map is None else working_copy(model, source, given)
+    as_it_is = fits and given.device_map is None
+    worked = with_own_modules(model) if as_it_is else working_copy(model, source, given)
     sites = find_sites(worked).use(savings_for(given))
     batches = own_share(batches.to(device))
     if objective.needs_reference:
@@ -91,7 +101,8 @@ def prune(
         journal = None
         if out is not None and is_first():
             journal = stack.enter_context(opened_journal(Path(out), work.header, resume=resume))
-        history = of_first(lambda: [] if journal is None else journal.steps)
+        lines = of_first(lambda: [] if journal is None else [step.to_json() for step in journal.steps])
+        history = [Step.from_json(line) for line in lines]
         steps = walk(work.sites, work.task, journal, history, on_step, work.limit)
         run = _solved(work, steps)
         if journal is None:
