@@ -1,7 +1,7 @@
-"""A harness that kills a real process at random moments and lets another go on, until the run is done.
+"""A harness that kills a real process and lets another go on, until the run is done, and compares the end.
 
-python tests/killing.py FOLDER KILLS SEED: prints the number of kills and how many ends are those of a run that
-was never stopped. The package is imported once and every attempt is a fork, so that an attempt costs little.
+python tests/killing.py FOLDER KILLS SEED: kills at so many random moments or, where KILLS is `files`, before every
+operation on a file of the run folder. The package is imported once and every attempt is a fork, which costs little.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import signal
 import sys
 import time
 import warnings
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,41 +26,149 @@ torch.set_num_threads(1)
 from conftest import LABEL_NAMES, tiny_model, tiny_rows, tiny_tokenizer  # noqa: E402
 
 import greedy_gnorm as gg  # noqa: E402
+import greedy_gnorm.cli  # noqa: E402 (whatever a run needs, before it is forked)
+
+ROWS = tiny_rows(60)
+BETWEEN = "between two steps' lines"
 
 
-def attempt(model: Path, out: Path, rows: list[dict[str, Any]]) -> None:
-    """One process's part of the run, from wherever the one before was killed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a torn line is dropped with a word about it
-        gg.prune(str(model), None, rows, samples=20, stop="all", out=out, resume=True, latency=False)
+class Harness:
+    """Runs of one small model in a folder, and what the end of each must be."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = folder / "model"
+        tiny_model("bert", num_hidden_layers=2, **LABEL_NAMES).save_pretrained(self.model)
+        tiny_tokenizer().save_pretrained(self.model)
+        start = time.monotonic()
+        self.finish(folder / "whole")
+        self.seconds = time.monotonic() - start
+        self.expected = record(folder / "whole")
+        self.kills: Counter[str] = Counter()
+        self.runs = 0
+        self.identical = 0
+
+    def finish(self, out: Path) -> None:
+        """An attempt that nobody kills."""
+        if not self.attempt(out):
+            raise SystemExit(f"an attempt in {out} was killed by another hand")
+
+    def attempt(self, out: Path, prepare: Callable[[], None] | None = None, seconds: float | None = None) -> bool:
+        """Go on with a run in a child that kills itself, is killed or neither; whether it came to its end."""
+        child = os.fork()
+        if child == 0:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # a torn line is dropped with a word about it
+                    if prepare is not None:
+                        prepare()
+                    gg.prune(str(self.model), None, ROWS, samples=20, stop="all", out=out, resume=True, latency=False)
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+                os._exit(1)
+            os._exit(0)
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                if code not in (0, -signal.SIGKILL):
+                    raise SystemExit(f"an attempt in {out} failed: {code}")
+                if code != 0:
+                    self.kills[moment(out)] += 1
+                return code == 0
+            if end is not None and time.monotonic() >= end:
+                os.kill(child, signal.SIGKILL)
+                end = None
+            time.sleep(0.001)
+
+    def tear(self, out: Path, share: float) -> None:
+        """Cut the last line of a journal that is not complete, as a kill in the middle of its writing would."""
+        journal = out / "journal.jsonl"
+        if not journal.exists() or moment(out) != BETWEEN:
+            return
+        lines = journal.read_bytes()
+        start = lines.rstrip(b"\n").rfind(b"\n") + 1
+        os.truncate(journal, start + int(share * (len(lines) - start - 1)))
+        self.kills[BETWEEN] -= 1
+        self.kills[moment(out)] += 1
+
+    def check(self, out: Path) -> None:
+        self.runs += 1
+        self.identical += record(out) == self.expected
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "kills": self.kills.total(), "runs": self.runs, "identical": self.identical, "moments": dict(self.kills)
+        }  # fmt: skip
 
 
-def forked(model: Path, out: Path, rows: list[dict[str, Any]], seconds: float | None) -> bool:
-    """Run an attempt in a child; kill it after so many seconds. Whether it came to its end."""
-    child = os.fork()
-    if child == 0:
-        try:
-            attempt(model, out, rows)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
-    end = None if seconds is None else time.monotonic() + seconds
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            if os.waitstatus_to_exitcode(status) != 0:
-                raise SystemExit(f"an attempt failed: {os.waitstatus_to_exitcode(status)}")
-            return True
-        if end is not None and time.monotonic() >= end:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return False
-        time.sleep(0.001)
+def at_random(harness: Harness, kills: int, seed: int) -> None:
+    """Kill after a random time, again and again, until a run ends between two kills or there were enough.
+
+    The page takes longest, so short times are likelier; one kill of three leaves half a line, as within a write.
+    """
+    chance = random.Random(seed)
+    while harness.kills.total() < kills:
+        out = harness.folder / f"run-{harness.runs}"
+        while harness.kills.total() < kills:
+            if harness.attempt(out, seconds=chance.uniform(0, harness.seconds) * chance.random()):
+                break
+            if chance.random() < 1 / 3:
+                harness.tear(out, chance.random())
+        else:
+            harness.finish(out)
+        harness.check(out)
+
+
+def at_every_file_operation(harness: Harness) -> None:
+    """Kill before the first operation on a file of the folder, in another run before the second, and so on."""
+    number, ended = 0, False
+    while not ended:
+        out = harness.folder / f"file-{number}"
+        ended = harness.attempt(out, prepare=lambda out=out, number=number: kill_before_operation(out, number))  # type: ignore[misc]
+        if not ended:
+            harness.finish(out)
+        harness.check(out)
+        number += 1
+
+
+def kill_before_operation(out: Path, number: int) -> None:
+    """Python tells of every file that is opened, moved, made or removed: end the process at a certain one in `out`."""
+    seen = 0
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        changes = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree")
+        changes = changes or (event == "open" and arguments[1] is not None and set(arguments[1]) & set("wax+"))
+        if changes and str(arguments[0]).startswith(str(out)):
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen += 1
+
+    sys.addaudithook(hear)
+
+
+def moment(out: Path) -> str:
+    """How far a killed run had come, by what it left."""
+    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    if "run.json" not in names:
+        return "before its record began"
+    lines = (out / "journal.jsonl").read_bytes()
+    if lines and not lines.endswith(b"\n"):
+        return "in the middle of a journal's line"
+    if "result" in json.loads((out / "run.json").read_text()):
+        return "after its result was told"
+    for name in sorted(names):
+        if name.endswith(".partial"):
+            return f"while {name.removesuffix('.partial').removeprefix('.')} was written"
+    if "model" in names:
+        return "after the model was saved"
+    return BETWEEN
 
 
 def record(out: Path) -> dict[str, Any]:
-    """All that must not depend on interruptions: every step to the bit, the result, the files of the model."""
+    """All that must not depend on interruptions: every step to the bit, the result, the files."""
     steps = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
     result = json.loads((out / "run.json").read_text())["result"]
     files = sorted(path for path in (out / "model").rglob("*") if path.is_file())
@@ -68,30 +178,18 @@ def record(out: Path) -> dict[str, Any]:
         "model": {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.name != "README.md"
         },
-        "left over": sorted(path.name for path in out.iterdir() if path.name.startswith(".")),
+        "in the folder": sorted(str(path.relative_to(out)) for path in out.rglob("*")),
     }
 
 
-def main(folder: Path, kills: int, seed: int) -> None:
-    chance = random.Random(seed)
-    model, rows = folder / "model", tiny_rows(60)
-    tiny_model("bert", num_hidden_layers=2, **LABEL_NAMES).save_pretrained(model)
-    tiny_tokenizer().save_pretrained(model)
-    start = time.monotonic()
-    forked(model, folder / "whole", rows, None)
-    whole = time.monotonic() - start
-    expected, killed, ends, identical = record(folder / "whole"), 0, 0, 0
-    while killed < kills:
-        out = folder / f"run-{ends}"
-        while killed >= kills or not forked(model, out, rows, chance.uniform(0, whole)):
-            killed += 1
-            if killed >= kills:
-                forked(model, out, rows, None)
-                break
-        ends += 1
-        identical += record(out) == expected
-    print(json.dumps({"kills": killed, "runs": ends, "identical": identical}))
+def main(folder: Path, kills: str, seed: int) -> None:
+    harness = Harness(folder)
+    if kills == "files":
+        at_every_file_operation(harness)
+    else:
+        at_random(harness, int(kills), seed)
+    print(json.dumps(harness.report()))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

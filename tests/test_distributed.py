@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -39,11 +40,23 @@ def gnorm(*arguments):
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def launched(processes, *arguments):
-    """A command under torchrun."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
-    launcher += [f"--master-port={free_port()}"]
-    return subprocess.run([*launcher, *gnorm(*arguments)], capture_output=True, text=True, env=ENVIRONMENT)
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
+
+
+def torchrun(processes):
+    return ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", f"--master-port={free_port()}"]
+
+
+def accelerate(processes):
+    """`accelerate launch` starts several processes when told of several GPUs; without any they are on the CPU."""
+    launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", f"--num_processes={processes}", "--num_machines=1"]
+    return [*launcher, "--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={free_port()}"]
+
+
+def launched(launcher, *arguments):
+    return subprocess.run(
+        [sys.executable, *launcher, *gnorm(*arguments)], capture_output=True, text=True, env=ENVIRONMENT
+    )
 
 
 def steps(folder):
@@ -75,11 +88,19 @@ def alone(place):
     return steps(place / "alone")
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_processes_agree_with_one(processes, place, alone, tmp_path):
-    done = launched(processes, *pruning(place, tmp_path / "run"))
+@pytest.mark.parametrize(
+    ("launcher", "processes"),
+    [
+        (torchrun, 2),
+        pytest.param(torchrun, 3, marks=pytest.mark.slow),
+        pytest.param(accelerate, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_processes_agree_with_one(launcher, processes, place, alone, tmp_path):
+    done = launched(launcher(processes), *pruning(place, tmp_path / "run"))
     assert done.returncode == 0, done.stderr[-3000:]
     agree(steps(tmp_path / "run"), alone)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["processes"] == processes
     assert done.stdout.count("Removed ") == 1  # one of them speaks
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
     assert (tmp_path / "run" / "report.html").exists()
@@ -93,7 +114,7 @@ def test_every_kind_of_score_is_shared_out(method, place, tmp_path):
         [sys.executable, *gnorm(*pruning(place, tmp_path / "one", *more))], capture_output=True, env=ENVIRONMENT
     )
     assert alone.returncode == 0
-    done = launched(2, *pruning(place, tmp_path / "two", *more))
+    done = launched(torchrun(2), *pruning(place, tmp_path / "two", *more))
     assert done.returncode == 0, done.stderr[-3000:]
     agree(steps(tmp_path / "two"), steps(tmp_path / "one"))
 
@@ -122,19 +143,19 @@ def test_two_hosts(place, alone, tmp_path):
 @pytest.mark.slow
 def test_a_dead_process_ends_all_and_the_run_is_resumed(place, alone, tmp_path):
     out = tmp_path / "run"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     group = subprocess.Popen(
-        [*launcher, *gnorm(*pruning(place, out))], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=ENVIRONMENT,
+        [sys.executable, *torchrun(2), *gnorm(*pruning(place, out))],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
     )  # fmt: skip
     while not (out / "journal.jsonl").exists() or (out / "journal.jsonl").read_text().count("\n") < 1:
         assert group.poll() is None
         time.sleep(0.005)
     children = subprocess.run(["pgrep", "-P", str(group.pid)], capture_output=True, text=True).stdout.split()
     os.kill(int(children[-1]), signal.SIGKILL)
-    group.communicate(timeout=120)
+    _, err = group.communicate(timeout=120)
     assert group.returncode != 0
-    done = launched(2, *pruning(place, out, "--resume"))
+    assert "--resume" in err  # the other one's last words
+    done = launched(torchrun(2), *pruning(place, out, "--resume"))
     assert done.returncode == 0, done.stderr[-3000:]
     agree(steps(out), alone)
 
@@ -144,7 +165,7 @@ def test_a_comparison_is_spread(place, tmp_path):
         "compare", place / "model", "--data", place / "rows.jsonl", "--methods", "greedy-gnorm,ae,random",
         "--runs", "2", "--trajectories", "3", "--samples", "12",
     )  # fmt: skip
-    done = launched(2, *arguments, "--out", tmp_path / "two")
+    done = launched(torchrun(2), *arguments, "--out", tmp_path / "two")
     assert done.returncode == 0, done.stderr[-3000:]
     alone = subprocess.run(
         [sys.executable, *gnorm(*arguments, "--out", tmp_path / "one")], capture_output=True, text=True, env=ENVIRONMENT

@@ -155,3 +155,108 @@ def test_damaged_journals(file, cut, more, finished, tmp_path, capsys):
         ours, theirs = ([json.loads(line)["removed"] for line in (each / "journal.jsonl").read_text().splitlines()]
                         for each in (out, whole))  # fmt: skip
         assert ours == theirs
+
+
+@FUZZ
+@given(
+    file=st.sampled_from(["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"]),
+    cut=st.floats(0, 1),
+    more=st.binary(max_size=30),
+)
+def test_damaged_checkpoints(file, cut, more, model, tmp_path, capsys):
+    folder = tmp_path / "model"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(model, folder)
+    content = (folder / file).read_bytes()
+    (folder / file).write_bytes(content[: int(cut * len(content))] + more)
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, tiny_rows(12))))
+    prune(folder, data, tmp_path, capsys)
+
+
+def replaced(content, place, value):
+    """A copy of JSON content in which one value, chosen by a number, is another."""
+    paths = list(_paths(content))
+    path = paths[place % len(paths)]
+    copied = json.loads(json.dumps(content))
+    inner = copied
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return copied
+
+
+def _paths(content, above=()):
+    for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+        yield (*above, key)
+        if isinstance(value, dict | list):
+            yield from _paths(value, (*above, key))
+
+
+@pytest.mark.filterwarnings("ignore")
+@FUZZ
+@given(in_header=st.booleans(), place=st.integers(0, 10_000), value=PLAIN, line=st.integers(0, 100))
+def test_a_strangers_run(in_header, place, value, line, finished, tmp_path, capsys):
+    """A run folder with a value that is something else: shown, gone on with, or taken a model from, or refused."""
+    call, whole = finished
+    given = tmp_path / "given"
+    shutil.rmtree(given, ignore_errors=True)
+    shutil.copytree(whole, given)
+    if in_header:
+        header = json.loads((given / "run.json").read_text())
+        (given / "run.json").write_text(json.dumps(replaced(header, place, value)))
+    else:
+        lines = [json.loads(each) for each in (given / "journal.jsonl").read_text().splitlines()]
+        lines[line % len(lines)] = replaced(lines[line % len(lines)], place, value)
+        (given / "journal.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    out = tmp_path / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    for arguments in (
+        ["report", str(given)],
+        ["prune", "--from-run", str(given), "--at-step", "1", "--out", str(out), "--no-latency", "--quiet"],
+        [*call[: call.index("--out") + 1], str(given), *call[call.index("--out") + 2 :], "--resume"],
+    ):
+        before = {path for path in tmp_path.rglob("*") if given not in path.parents and out not in path.parents}
+        code = main(arguments)
+        err = capsys.readouterr().err
+        assert code in (0, 2), err
+        assert "Traceback" not in err
+        after = {path for path in tmp_path.rglob("*") if given not in path.parents and out not in path.parents}
+        assert after - before <= {out}
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "run.json", "report.html", ".report.html.partial", ".lock", "model",
+                                  ".model.partial", ".run.json.partial", "tables", "figures/curve.png"])  # fmt: skip
+def test_a_strangers_link_is_not_written_through(name, finished, tmp_path, capsys):
+    call, whole = finished
+    given, elsewhere = tmp_path / "given", tmp_path / "elsewhere"
+    shutil.copytree(whole, given)
+    place = given / name
+    if place.is_dir():
+        shutil.rmtree(place)
+        elsewhere.mkdir()
+        (elsewhere / "precious").write_text("mine")
+    else:
+        elsewhere.write_bytes(place.read_bytes() if place.exists() else b"mine")
+        place.unlink(missing_ok=True)
+    place.symlink_to(elsewhere)
+    before = {path: path.read_bytes() for path in (elsewhere, *elsewhere.rglob("*")) if path.is_file()}
+    assert main([*call[: call.index("--out") + 1], str(given), *call[call.index("--out") + 2 :], "--resume"]) == 2
+    assert f"{name} is a link to" in capsys.readouterr().err
+    main(["report", str(given)])
+    assert {path: path.read_bytes() for path in (elsewhere, *elsewhere.rglob("*")) if path.is_file()} == before
+
+
+def test_a_models_own_code_runs_only_when_asked_for(model, tmp_path, capsys):
+    folder, ran, data = tmp_path / "model", tmp_path / "ran", tmp_path / "rows.jsonl"
+    shutil.copytree(model, folder)
+    (folder / "evil.py").write_text(
+        f"open({str(ran)!r}, 'w').close()\n"
+        "from transformers import BertConfig as Config, BertForSequenceClassification as Model\n"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForSequenceClassification": "evil.Model"}
+    (folder / "config.json").write_text(json.dumps(config))
+    data.write_text("\n".join(map(json.dumps, tiny_rows(12))))
+    prune(folder, data, tmp_path, capsys)
+    assert not ran.exists()

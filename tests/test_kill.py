@@ -16,7 +16,7 @@ from greedy_gnorm.cli import main
 HERE = Path(__file__).resolve().parent
 
 
-def killed(folder, kills, seed):
+def killed(folder, kills, seed=0):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, str(HERE / "killing.py"), str(folder), str(kills), str(seed)],
@@ -37,6 +37,16 @@ def test_many_kills(tmp_path):
     found = killed(tmp_path, 60, 2)
     assert found["kills"] >= 50
     assert found["identical"] == found["runs"] >= 5
+    assert len(found["moments"]) >= 4  # not always the same one
+
+
+@pytest.mark.slow
+def test_a_kill_before_every_operation_on_a_file(tmp_path):
+    found = killed(tmp_path, "files")
+    assert found["kills"] == found["runs"] - 1 >= 30
+    assert found["identical"] == found["runs"]
+    written = {f"while {name} was written" for name in ("model", "tables", "figures", "run.json")}
+    assert written <= set(found["moments"])
 
 
 @pytest.fixture

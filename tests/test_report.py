@@ -254,14 +254,14 @@ def test_what_cannot_be_shown_is_refused(tmp_path, capsys):
     assert main(["report", str(run), str(compared)]) == 2
     assert "name it alone" in capsys.readouterr().err
     other = header()
-    other["quality"] = "pearson"
+    other["quality"] = "macro_f1"
     assert main(["report", str(run), str(walk(tmp_path / "other", other).folder)]) == 2
-    assert "some measure accuracy, others pearson" in capsys.readouterr().err
+    assert "some measure accuracy, others macro_f1" in capsys.readouterr().err
     assert main(["report", str(run), "--out", str(tmp_path / "no" / "such" / "file.html")]) == 2
     assert "Can't write to" in capsys.readouterr().err
     (compared / "experiment.json").write_text("{")
     assert main(["report", str(compared)]) == 2
-    assert "no readable comparison" in capsys.readouterr().err
+    assert "holds no readable run: experiment.json" in capsys.readouterr().err
 
 
 def test_the_command_opens_the_page(made, monkeypatch, capsys):

@@ -17,9 +17,9 @@ FLOORS = [
     "errors", "interrupts", "modeling_pruned", "registry", "heads", "savings", "config", "files", "modes", "families",
     "sites", "gates", "surgery", "labels", "sources", "batches", "distributed", "problems", "encoding", "data",
     "objectives", "passes", "evaluate", "attention", "rows", "gradients", "scores", "strategies", "rules", "measure",
-    "speed", "loop", "journal", "comparison", "checkpoint", "opening", "header", "tables", "figures", "charts",
-    "page", "facts", "report", "export", "outcome", "hub", "run", "replay", "paper_figures", "experiment", "demo",
-    "sketch", "console", "options", "cli",
+    "speed", "loop", "records", "journal", "comparison", "checkpoint", "opening", "header", "tables", "figures",
+    "charts", "page", "facts", "report", "export", "outcome", "hub", "run", "replay", "paper_figures", "experiment",
+    "demo", "sketch", "console", "options", "cli",
 ]  # fmt: skip
 
 

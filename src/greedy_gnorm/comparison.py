@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from greedy_gnorm import records
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.heads import Step, removed_by
-from greedy_gnorm.journal import Journal
+from greedy_gnorm.journal import Journal, read_header
 from greedy_gnorm.measure import FLOAT32, MEGABYTE
 from greedy_gnorm.rules import curve, knee
 
@@ -179,12 +179,17 @@ def is_rescored(walk: Walk) -> bool:
     return not np.array_equal(scored[0].values[there], scored[1].values[there])
 
 
+def read_experiment(folder: Path) -> dict[str, Any]:
+    """What a comparison was asked."""
+    return read_header(folder / EXPERIMENT, records.EXPERIMENT)
+
+
 def read_parts(folder: Path) -> dict[str, list[Journal]]:
     """The finished parts of the comparison in a folder, by method, in the order of their runs."""
+    names = read_experiment(folder)["methods"]
     try:
-        names = json.loads((folder / EXPERIMENT).read_text(encoding="utf-8"))["methods"]
         journals = [Journal.read(part) for part in (folder / "parts").iterdir()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
         raise RunFolderError(f"{folder} holds no readable comparison: {error}.") from error
     parts: dict[str, list[Journal]] = {name: [] for name in names}
     for journal in sorted(journals, key=lambda journal: int(journal.header["seed"])):

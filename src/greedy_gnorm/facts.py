@@ -157,7 +157,8 @@ def made(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
         settings = {**{name: header[name] for name in ("methods", "runs", "trajectories")}, **settings}
         settings = {name: value for name, value in settings.items() if name not in ("method", "objective")}
     groups.append(("Settings", [(name.replace("_", " "), _plain(value)) for name, value in settings.items()]))
-    groups.append(("Versions", [*header["versions"].items(), ("started", header["started"])]))
+    how = [(name, header[name]) for name in ("processes", "threads", "started") if name in header]
+    groups.append(("Versions", [*header["versions"].items(), *how]))
     return groups
 
 

@@ -16,9 +16,11 @@ from greedy_gnorm.errors import RunFolderError
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside, then move into place."""
+    """Write beside, then move into place; what lies there already, a link to elsewhere too, is not written through."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
+    partial.unlink(missing_ok=True)
+    with partial.open("x", encoding="utf-8") as file:
+        file.write(text)
     os.replace(partial, path)
 
 
@@ -35,10 +37,18 @@ def locked(folder: Path) -> Iterator[None]:
     """Work in a folder alone: a second process is refused; the lock goes with the process, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _refuse_links(folder)
         with FileLock(folder / LOCK, timeout=0):
             yield
     except Timeout as error:
         raise RunFolderError(f"Another process works in {folder}: wait for it, or name another folder.") from error
+
+
+def _refuse_links(folder: Path) -> None:
+    """A folder that a stranger made could lead elsewhere what is written to it."""
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            raise RunFolderError(f"{path} is a link to {os.readlink(path)}: put the file itself there, or remove it.")
 
 
 @contextmanager

@@ -9,11 +9,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from greedy_gnorm.batches import Batches
 from greedy_gnorm.checkpoint import weights_fingerprint
 from greedy_gnorm.config import Settings
+from greedy_gnorm.distributed import count
 from greedy_gnorm.measure import parameter_count
 from greedy_gnorm.opening import objective_for
 from greedy_gnorm.problems import problem_of
@@ -40,6 +42,8 @@ def run_header(model: nn.Module, source: dict[str, Any], data: dict[str, Any], g
         **asked_for(data, given),
         "quality": problem_of(model).quality,
         "versions": versions(),
+        "processes": count(),
+        "threads": torch.get_num_threads(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from greedy_gnorm import records
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.files import LOCK, write_json
 from greedy_gnorm.heads import Step
@@ -67,16 +68,18 @@ class Journal:
     @classmethod
     def read(cls, folder: Path) -> Journal:
         """The run in this folder, finished or not; nothing is written, and a torn last line is left out."""
+        header = read_header(folder / HEADER)
         try:
-            header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
             text = (folder / STEPS).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{folder} holds no readable run: {error}.") from error
-        if not isinstance(header, dict) or not {"model", "data", "config", "quality"} <= set(header):
-            raise RunFolderError(f"{folder / HEADER} is not that of a run.")
         whole, newline, _ = text.rpartition("\n")
         lines = whole.split("\n") if newline else []
-        return cls(folder, header, [_step(folder, number, line) for number, line in enumerate(lines)])
+        steps = [_step(folder, number, line) for number, line in enumerate(lines)]
+        fault = records.steps_fault(header, steps)
+        if fault is not None:
+            raise RunFolderError(f"{folder / STEPS} does not fit its run: {fault}.")
+        return cls(folder, header, steps)
 
     def _drop_torn_line(self) -> None:
         path = self.folder / STEPS
@@ -105,6 +108,18 @@ class Journal:
         write_json(self.folder / HEADER, self.header)
 
 
+def read_header(path: Path, shape: Mapping[str, Any] = records.HEADER) -> dict[str, Any]:
+    """run.json, or experiment.json by its shape, if it is one."""
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path.parent} holds no readable run: {path.name}: {error}.") from error
+    fault = records.header_fault(header, shape)
+    if fault is not None:
+        raise RunFolderError(f"{path} is damaged, or not that of a run: {fault}.")
+    return dict(header)
+
+
 def _trace(path: Path) -> bool:
     """Whether this is only what a beginning without space for its header leaves."""
     partial = path.name in (LOCK, f".{HEADER}.partial")
@@ -113,9 +128,16 @@ def _trace(path: Path) -> bool:
 
 def _step(folder: Path, number: int, line: str) -> Step:
     try:
-        step = Step.from_json(json.loads(line))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(f"Line {number + 1} of {folder / STEPS} is damaged ({error!r}).") from error
+        content = json.loads(line)
+        fault = records.line_fault(content)
+    except (ValueError, RecursionError) as error:
+        fault = str(error)
+    if fault is not None:
+        raise RunFolderError(f"Line {number + 1} of {folder / STEPS} is damaged ({fault}).")
+    try:
+        step = Step.from_json(content)
+    except ValueError as error:  # rows of a matrix that differ in length
+        raise RunFolderError(f"Line {number + 1} of {folder / STEPS} is damaged ({error}).") from error
     if step.step != number:
         raise RunFolderError(f"Line {number + 1} of {folder / STEPS} is step {step.step}, not {number}.")
     return step

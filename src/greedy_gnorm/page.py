@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from greedy_gnorm.comparison import EXPERIMENT, mean_over_curve, read_parts
+from greedy_gnorm.comparison import EXPERIMENT, mean_over_curve, read_experiment, read_parts
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.figures import GREEDY
 from greedy_gnorm.heads import Step
@@ -82,7 +81,7 @@ def read_page(folders: Sequence[Path]) -> Page:
     """What the folders hold."""
     if len(folders) == 1 and (folders[0] / EXPERIMENT).exists():
         parts = read_parts(folders[0])
-        header = json.loads((folders[0] / EXPERIMENT).read_text(encoding="utf-8"))
+        header = read_experiment(folders[0])
         runs = [
             Shown(f"{method}, run {place + 1}" if len(journals) > 1 else method, method, journal)
             for method, journals in parts.items()
