@@ -15,8 +15,8 @@ import typer
 from greedy_gnorm import console, figures
 from greedy_gnorm.config import Settings
 from greedy_gnorm.distributed import is_first, joined
-from greedy_gnorm.errors import GnormError, RunFolderError
-from greedy_gnorm.files import write_json
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.files import write_json, writing_to
 from greedy_gnorm.heads import Step, matrix_to_json
 from greedy_gnorm.interrupts import Interrupts
 from greedy_gnorm.measure import HEADER, as_csv, as_markdown, table_cells
@@ -200,12 +200,10 @@ def score(
         "parts": {part: matrix_to_json(matrix) for part, matrix in scores.parts.items()},
         "order": [list(head) for head in scores.order()],
     }
-    try:
+    with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "scores.json", content)
         figures.save(figures.heat_map(scores, name), out / "scores")
-    except OSError as error:
-        raise RunFolderError(f"Can't write to {out}: {error.strerror or error}.") from error
     if as_json:
         console.show_json(content)
     elif not quiet:

@@ -18,7 +18,7 @@ from greedy_gnorm.encoding import Row, encode
 from greedy_gnorm.errors import DataError, GnormError, RunFolderError
 from greedy_gnorm.evaluate import evaluate
 from greedy_gnorm.figures import GREEDY, RANDOM, save
-from greedy_gnorm.files import locked, whole_folder, write_json, write_text
+from greedy_gnorm.files import RESUME, locked, whole_folder, write_json, write_text, writing_to
 from greedy_gnorm.header import asked_for, described, run_header, told_source
 from greedy_gnorm.heads import Head, Step, removed_by
 from greedy_gnorm.journal import Journal
@@ -89,7 +89,7 @@ def compare(
     counts = {name: trajectories if name == RANDOM else runs for name in names}
     parts = [Part(name, run) for run in range(max(counts.values())) for name in names if run < counts[name]]
     folder = Path(of_first(lambda: str(_folder(Path(out), resume))))
-    with locked(folder) if is_first() else nullcontext():
+    with writing_to(folder, RESUME), locked(folder) if is_first() else nullcontext():
         bench = _bench(model, tokenizer, data, eval_data, given, names, runs)
         about = {**bench.header, "methods": names, "runs": runs, "trajectories": trajectories}
         of_first(lambda: write_json(folder / EXPERIMENT, about))
@@ -152,11 +152,9 @@ def _write(comparison: Comparison, bench: Bench, task: Task, folder: Path) -> No
 
 def _folder(folder: Path, resume: bool) -> Path:
     """A new or empty folder, or that of a comparison to go on with."""
-    try:
+    with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         held = any(folder.iterdir())
-    except OSError as error:
-        raise RunFolderError(f"Can't write to {folder}: {error.strerror or error}.") from error
     if held and not (folder / EXPERIMENT).exists():
         raise RunFolderError(f"{folder} is not empty and holds no comparison: name another folder.")
     if held and not resume:

@@ -21,7 +21,7 @@ from greedy_gnorm.config import Settings
 from greedy_gnorm.data import both_batches
 from greedy_gnorm.errors import DataError, GnormError
 from greedy_gnorm.evaluate import evaluate, measures
-from greedy_gnorm.files import whole_folder, write_json
+from greedy_gnorm.files import whole_folder, write_json, writing_to
 from greedy_gnorm.journal import HEADER as RUN_HEADER
 from greedy_gnorm.journal import Journal
 from greedy_gnorm.measure import parameter_count
@@ -65,7 +65,7 @@ def export(
     model = load(source, dtype=torch.float32, trust_remote_code=trust_remote_code)
     rows = _evaluation_rows(model, source, journal, data) if int8 else None
     target = Path(out) if out is not None else folder / "onnx"
-    with whole_folder(target) as partial:
+    with writing_to(target), whole_folder(target) as partial:
         report = _write(model, partial, tolerance)
         if rows is not None:
             report["int8"] = _quantised(model, partial, rows)

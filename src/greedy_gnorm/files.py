@@ -11,8 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 from greedy_gnorm.errors import RunFolderError
+
+RESUME = " Steps that were made are safe: --resume goes on."
+
+
+@contextmanager
+def writing_to(place: Path, more: str = "") -> Iterator[None]:
+    """What the system says against a file or folder, as an error that names it."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunFolderError(f"Can't write to {place}: {reason}.{more}") from error
 
 
 def write_text(path: Path, text: str) -> None:

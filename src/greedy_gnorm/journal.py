@@ -11,7 +11,7 @@ from typing import Any
 
 from greedy_gnorm import records
 from greedy_gnorm.errors import RunFolderError
-from greedy_gnorm.files import LOCK, write_json
+from greedy_gnorm.files import LOCK, RESUME, write_json, writing_to
 from greedy_gnorm.heads import Step
 
 HEADER = "run.json"
@@ -30,21 +30,17 @@ class Journal:
     def begin(cls, folder: Path, header: dict[str, Any]) -> Journal:
         """Start a run in a new or empty folder; one that holds anything is refused."""
         cls.check_free(folder)
-        try:
+        with writing_to(folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / STEPS).touch()
             write_json(folder / HEADER, header)
-        except OSError as error:
-            raise RunFolderError(f"Can't write to {folder}: {error.strerror or error}.") from error
         return cls(folder, header, [])
 
     @staticmethod
     def check_free(folder: Path) -> None:
         """Refuse a folder that holds anything, a run or something else."""
-        try:
+        with writing_to(folder):
             held = {path.name for path in folder.iterdir() if not _trace(path)} if folder.exists() else set()
-        except OSError as error:
-            raise RunFolderError(f"Can't write to {folder}: {error.strerror or error}.") from error
         if HEADER in held:
             raise RunFolderError(f"{folder} holds a run already: go on with it by --resume, or name another folder.")
         if held:
@@ -90,16 +86,11 @@ class Journal:
 
     def append(self, step: Step) -> None:
         """Write one step and make sure that it is on the disk."""
-        try:
-            with (self.folder / STEPS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(step.to_json(), allow_nan=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunFolderError(
-                f"Can't write step {step.step} to {self.folder / STEPS}: {error.strerror or error}. The steps before "
-                f"it are safe: mend that and go on by --resume."
-            ) from error
+        path = self.folder / STEPS
+        with writing_to(path, RESUME), path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(step.to_json(), allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         self.steps.append(step)
 
     def finish(self, result: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from greedy_gnorm.checkpoint import load, load_tokenizer, weights_fingerprint
 from greedy_gnorm.errors import GnormError
+from greedy_gnorm.files import writing_to
 from greedy_gnorm.heads import removed_by
 from greedy_gnorm.journal import Journal
 from greedy_gnorm.measure import module_counts
@@ -55,7 +56,8 @@ def take_step(
         taken.append(each)
     times = torch_latencies(whole, pruned) if latency else []
     run = Run(steps, steps[-1], pruned, tokenizer, taken.header, module_counts(whole), times)
-    write_outcome(run, taken, format)
+    with writing_to(taken.folder):
+        write_outcome(run, taken, format)
     return run
 
 

@@ -19,8 +19,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from greedy_gnorm import charts, facts
-from greedy_gnorm.errors import RunFolderError
-from greedy_gnorm.files import write_text
+from greedy_gnorm.files import write_text, writing_to
 from greedy_gnorm.heads import Step
 from greedy_gnorm.page import Page, read_page
 from greedy_gnorm.rules import curve, knee
@@ -39,10 +38,9 @@ def write_report(folders: Sequence[str | Path], out: str | Path | None = None, *
     page = read_page(paths)
     home = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.resolve() for path in paths]))
     path = Path(out) if out is not None else home / NAME
-    try:
-        write_text(path, render(page, live=live))
-    except OSError as error:
-        raise RunFolderError(f"Can't write to {path}: {error.strerror or error}.") from error
+    content = render(page, live=live)
+    with writing_to(path):
+        write_text(path, content)
     return path
 
 

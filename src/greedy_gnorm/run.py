@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from greedy_gnorm import hub
 from greedy_gnorm.config import Settings
 from greedy_gnorm.data import both_batches, scoring_batches
 from greedy_gnorm.distributed import is_first, of_first, own_share
-from greedy_gnorm.errors import GnormError, RunFolderError
-from greedy_gnorm.files import locked
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.files import RESUME, locked, writing_to
 from greedy_gnorm.header import described, run_header, told_source
 from greedy_gnorm.heads import Head, HeadScores, Step, removed_by
 from greedy_gnorm.journal import HEADER as RUN_HEADER
@@ -163,14 +161,8 @@ def opened_journal(folder: Path, header: dict[str, Any], *, resume: bool) -> Ite
     """The journal of a run in this folder, begun or gone on with, while no other process works there."""
     if not (resume and (folder / RUN_HEADER).exists()):
         Journal.check_free(folder)
-    try:
-        with locked(folder):
-            yield (Journal.resume if resume else Journal.begin)(folder, header)
-    except (OSError, SafetensorError) as error:
-        raise RunFolderError(
-            f"Can't write to {folder}: {getattr(error, 'strerror', None) or error}. Steps that were made are safe: "
-            f"--resume goes on."
-        ) from error
+    with writing_to(folder, RESUME), locked(folder):
+        yield (Journal.resume if resume else Journal.begin)(folder, header)
 
 
 def _latencies(before: Any, after: Any, given: Settings) -> list[Latency]:
