@@ -1,7 +1,7 @@
 """A harness that kills a real process and lets another go on, until the run is done, and compares the end.
 
-python tests/killing.py FOLDER KILLS SEED: kills at so many random moments or, where KILLS is `files`, before every
-operation on a file of the run folder. The package is imported once and every attempt is a fork, which costs little.
+python tests/killing.py prune|compare FOLDER KILLS SEED: kills at so many random moments or, where KILLS is `files`,
+before every operation on a file of the folder. The package is imported once; every attempt is a fork, which costs little.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ BETWEEN = "between two steps' lines"
 class Harness:
     """Runs of one small model in a folder, and what the end of each must be."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, command: str, folder: Path) -> None:
+        self.go_on, self.record = COMMANDS[command]
         self.folder = folder
         self.model = folder / "model"
         tiny_model("bert", num_hidden_layers=2, **LABEL_NAMES).save_pretrained(self.model)
@@ -43,7 +44,7 @@ class Harness:
         start = time.monotonic()
         self.finish(folder / "whole")
         self.seconds = time.monotonic() - start
-        self.expected = record(folder / "whole")
+        self.expected = self.record(folder / "whole")
         self.kills: Counter[str] = Counter()
         self.runs = 0
         self.identical = 0
@@ -62,7 +63,7 @@ class Harness:
                     warnings.simplefilter("ignore")  # a torn line is dropped with a word about it
                     if prepare is not None:
                         prepare()
-                    gg.prune(str(self.model), None, ROWS, samples=20, stop="all", out=out, resume=True, latency=False)
+                    self.go_on(self.model, out)
             except BaseException as error:
                 print(repr(error), file=sys.stderr, flush=True)
                 os._exit(1)
@@ -95,7 +96,7 @@ class Harness:
 
     def check(self, out: Path) -> None:
         self.runs += 1
-        self.identical += record(out) == self.expected
+        self.identical += self.record(out) == self.expected
 
     def report(self) -> dict[str, Any]:
         return {
@@ -152,6 +153,8 @@ def kill_before_operation(out: Path, number: int) -> None:
 def moment(out: Path) -> str:
     """How far a killed run had come, by what it left."""
     names = {path.name for path in out.iterdir()} if out.exists() else set()
+    if "experiment.json" in names:
+        return moment_of_a_comparison(out, names)
     if "run.json" not in names:
         return "before its record began"
     lines = (out / "journal.jsonl").read_bytes()
@@ -167,23 +170,62 @@ def moment(out: Path) -> str:
     return BETWEEN
 
 
-def record(out: Path) -> dict[str, Any]:
+def moment_of_a_comparison(out: Path, names: set[str]) -> str:
+    for name in ("tables", "figures"):
+        if f".{name}.partial" in names:
+            return f"while {name} was written"
+    if "figures" in names:
+        return "after its figures were written"
+    parts = len(list((out / "parts").glob("*/run.json")))
+    return f"with {parts} walks begun"
+
+
+def prune(model: Path, out: Path) -> None:
+    gg.prune(str(model), None, ROWS, samples=20, stop="all", out=out, resume=True, latency=False)
+
+
+def compare(model: Path, out: Path) -> None:
+    methods = {"methods": "greedy-gnorm,ae,random", "runs": 2, "trajectories": 3}
+    gg.compare(str(model), None, ROWS, samples=12, out=out, resume=True, **methods)
+
+
+def steps_of(journal: Path) -> list[dict[str, Any]]:
+    steps = [json.loads(line) for line in journal.read_text().splitlines()]
+    return [{name: value for name, value in step.items() if name != "seconds"} for step in steps]
+
+
+def names_in(out: Path) -> list[str]:
+    return sorted(str(path.relative_to(out)) for path in out.rglob("*"))
+
+
+def record_of_a_comparison(out: Path) -> dict[str, Any]:
+    """Every step of every walk to the bit, the tables, the files."""
+    return {
+        "steps": {path.parent.name: steps_of(path) for path in sorted(out.glob("parts/*/journal.jsonl"))},
+        "tables": {path.name: path.read_text() for path in sorted(out.glob("tables/*"))},
+        "in the folder": names_in(out),
+    }
+
+
+def record_of_a_run(out: Path) -> dict[str, Any]:
     """All that must not depend on interruptions: every step to the bit, the result, the files."""
-    steps = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
     result = json.loads((out / "run.json").read_text())["result"]
     files = sorted(path for path in (out / "model").rglob("*") if path.is_file())
     return {
-        "steps": [{name: value for name, value in step.items() if name != "seconds"} for step in steps],
+        "steps": steps_of(out / "journal.jsonl"),
         "result": {name: value for name, value in result.items() if name != "seconds"},
         "model": {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.name != "README.md"
         },
-        "in the folder": sorted(str(path.relative_to(out)) for path in out.rglob("*")),
+        "in the folder": names_in(out),
     }
 
 
-def main(folder: Path, kills: str, seed: int) -> None:
-    harness = Harness(folder)
+COMMANDS = {"prune": (prune, record_of_a_run), "compare": (compare, record_of_a_comparison)}
+
+
+def main(command: str, folder: Path, kills: str, seed: int) -> None:
+    harness = Harness(command, folder)
     if kills == "files":
         at_every_file_operation(harness)
     else:
@@ -192,4 +234,4 @@ def main(folder: Path, kills: str, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

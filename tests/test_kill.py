@@ -20,10 +20,10 @@ from greedy_gnorm.cli import main
 HERE = Path(__file__).resolve().parent
 
 
-def killed(folder, kills, seed=0):
+def killed(command, folder, kills, seed=0):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, str(HERE / "killing.py"), str(folder), str(kills), str(seed)],
+        [sys.executable, str(HERE / "killing.py"), command, str(folder), str(kills), str(seed)],
         capture_output=True, text=True, env=environment, cwd=HERE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -31,26 +31,29 @@ def killed(folder, kills, seed=0):
 
 
 def test_a_handful_of_kills(tmp_path):
-    found = killed(tmp_path, 6, 1)
+    found = killed("prune", tmp_path, 6, 1)
     assert found["kills"] >= 6
     assert found["identical"] == found["runs"] >= 1
 
 
 @pytest.mark.slow
-def test_many_kills(tmp_path):
-    found = killed(tmp_path, 60, 2)
-    assert found["kills"] >= 50
-    assert found["identical"] == found["runs"] >= 5
+@pytest.mark.parametrize(("command", "kills"), [("prune", 60), ("compare", 40)])
+def test_many_kills(command, kills, tmp_path):
+    found = killed(command, tmp_path, kills, 2)
+    assert found["kills"] >= kills
+    assert found["identical"] == found["runs"] >= 3
     assert len(found["moments"]) >= 4  # not always the same one
 
 
 @pytest.mark.slow
-def test_a_kill_before_every_operation_on_a_file(tmp_path):
-    found = killed(tmp_path, "files")
+@pytest.mark.parametrize(
+    ("command", "written"), [("prune", ("model", "tables", "figures", "run.json")), ("compare", ("tables", "figures"))]
+)
+def test_a_kill_before_every_operation_on_a_file(command, written, tmp_path):
+    found = killed(command, tmp_path, "files")
     assert found["kills"] == found["runs"] - 1 >= 30
     assert found["identical"] == found["runs"]
-    written = {f"while {name} was written" for name in ("model", "tables", "figures", "run.json")}
-    assert written <= set(found["moments"])
+    assert {f"while {name} was written" for name in written} <= set(found["moments"])
 
 
 @contextmanager

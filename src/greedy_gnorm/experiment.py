@@ -18,7 +18,7 @@ from greedy_gnorm.encoding import Row, encode
 from greedy_gnorm.errors import DataError, GnormError, RunFolderError
 from greedy_gnorm.evaluate import evaluate
 from greedy_gnorm.figures import GREEDY, RANDOM, save
-from greedy_gnorm.files import RESUME, locked, whole_folder, write_json, write_text, writing_to
+from greedy_gnorm.files import RESUME, is_trace, locked, whole_folder, write_json, write_text, writing_to
 from greedy_gnorm.header import asked_for, described, run_header, told_source
 from greedy_gnorm.heads import Head, Step, removed_by
 from greedy_gnorm.journal import Journal
@@ -154,7 +154,7 @@ def _folder(folder: Path, resume: bool) -> Path:
     """A new or empty folder, or that of a comparison to go on with."""
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        held = any(folder.iterdir())
+        held = any(not is_trace(path) for path in folder.iterdir())
     if held and not (folder / EXPERIMENT).exists():
         raise RunFolderError(f"{folder} is not empty and holds no comparison: name another folder.")
     if held and not resume:

@@ -45,6 +45,11 @@ def write_json(path: Path, content: Any) -> None:
 LOCK = ".lock"
 
 
+def is_trace(path: Path) -> bool:
+    """Whether this is only what a process leaves that was killed before it had anything to say."""
+    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".partial"))
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Work in a folder alone: a second process is refused; the lock goes with the process, however it ends."""

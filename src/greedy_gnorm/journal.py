@@ -11,7 +11,7 @@ from typing import Any
 
 from greedy_gnorm import records
 from greedy_gnorm.errors import RunFolderError
-from greedy_gnorm.files import LOCK, RESUME, write_json, writing_to
+from greedy_gnorm.files import RESUME, is_trace, write_json, writing_to
 from greedy_gnorm.heads import Step
 
 HEADER = "run.json"
@@ -40,7 +40,7 @@ class Journal:
     def check_free(folder: Path) -> None:
         """Refuse a folder that holds anything, a run or something else."""
         with writing_to(folder):
-            held = {path.name for path in folder.iterdir() if not _trace(path)} if folder.exists() else set()
+            held = {path.name for path in folder.iterdir() if not _begun(path)} if folder.exists() else set()
         if HEADER in held:
             raise RunFolderError(f"{folder} holds a run already: go on with it by --resume, or name another folder.")
         if held:
@@ -111,10 +111,9 @@ def read_header(path: Path, shape: Mapping[str, Any] = records.HEADER) -> dict[s
     return dict(header)
 
 
-def _trace(path: Path) -> bool:
-    """Whether this is only what a beginning without space for its header leaves."""
-    partial = path.name in (LOCK, f".{HEADER}.partial")
-    return partial or (path.name == STEPS and path.is_file() and path.stat().st_size == 0)
+def _begun(path: Path) -> bool:
+    """Whether this is only what a beginning leaves that came not as far as its header."""
+    return is_trace(path) or (path.name == STEPS and path.is_file() and path.stat().st_size == 0)
 
 
 def _step(folder: Path, number: int, line: str) -> Step:
