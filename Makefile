@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all check lint types bench bench-quick bench-deployment bench-scale pictures experiments clean
+.PHONY: setup demo test test-all check lint types bench bench-quick bench-deployment bench-scale bench-processes \
+	pictures experiments clean
 
 setup: $(READY)
 
@@ -41,6 +42,9 @@ bench-deployment: $(READY)
 
 bench-scale: $(READY)
 	$(BIN)/python benchmarks/scale.py
+
+bench-processes: $(READY)
+	$(BIN)/python benchmarks/processes.py
 
 # The pictures of the README, from a run of the demo; needs chromium and chromium-driver
 pictures: $(READY)
