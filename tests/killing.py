@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 from conftest import LABEL_NAMES, tiny_model, tiny_rows, tiny_tokenizer  # noqa: E402
 
 import greedy_gnorm as gg  # noqa: E402
-import greedy_gnorm.cli  # noqa: E402 (whatever a run needs, before it is forked)
+import greedy_gnorm.commands  # noqa: E402 (whatever a run needs, before it is forked)
 
 ROWS = tiny_rows(60)
 BETWEEN = "between two steps' lines"

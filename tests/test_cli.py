@@ -104,6 +104,12 @@ def test_methods(capsys):
     assert json.loads(capsys.readouterr().out)["methods"][0]["--method"] == "greedy-gnorm"
 
 
+def test_help_needs_no_torch():
+    code = "import sys, greedy_gnorm.cli as cli; cli.main(['prune', '--help']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
 def test_help_explains_itself(capsys):
     assert main(["--help"]) == 0
     assert "prune" in capsys.readouterr().out

@@ -19,7 +19,7 @@ FLOORS = [
     "objectives", "passes", "evaluate", "attention", "rows", "gradients", "scores", "strategies", "rules", "measure",
     "speed", "loop", "records", "journal", "comparison", "checkpoint", "opening", "header", "tables", "figures",
     "charts", "page", "facts", "report", "export", "outcome", "hub", "run", "replay", "paper_figures", "experiment",
-    "demo", "sketch", "console", "options", "cli",
+    "demo", "sketch", "console", "commands", "options", "cli",
 ]  # fmt: skip
 
 

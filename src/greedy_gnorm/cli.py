@@ -1,26 +1,22 @@
-"""The command line: one thin call per command."""
+"""The command line: options and one thin call per command.
+
+What a command does is imported when it runs, with torch and transformers: help comes at once.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-import webbrowser
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from greedy_gnorm import console, figures
 from greedy_gnorm.config import Settings
-from greedy_gnorm.distributed import is_first, joined
-from greedy_gnorm.errors import GnormError
-from greedy_gnorm.files import write_json, writing_to
-from greedy_gnorm.heads import Step, matrix_to_json
-from greedy_gnorm.interrupts import Interrupts
-from greedy_gnorm.measure import HEADER, as_csv, as_markdown, table_cells
-from greedy_gnorm.objectives import OBJECTIVES
+from greedy_gnorm.errors import GnormError, Interrupted
 from greedy_gnorm.options import (
     PRUNING,
     SCORING,
@@ -36,10 +32,7 @@ from greedy_gnorm.options import (
     given_names,
     with_settings,
 )  # fmt: skip
-from greedy_gnorm.rules import RULES, check_names, forms
-from greedy_gnorm.scores import SCORES, Score
-from greedy_gnorm.strategies import STRATEGIES
-from greedy_gnorm.tables import model_size_table
+from greedy_gnorm.rules import check_names, forms
 
 INTERRUPTED = 130
 """The exit code of a process that Ctrl-C ended."""
@@ -87,6 +80,8 @@ def prune(
     config: Config = None,
 ) -> None:
     """Prune a classifier: score, remove the least important head, score again, until a rule says stop."""
+    from greedy_gnorm import commands
+
     if (from_run is None) != (at_step is None):
         raise GnormError("--from-run and --at-step belong together: gnorm prune --from-run DIR --at-step N --out OUT.")
     if from_run is not None and at_step is not None:
@@ -94,65 +89,14 @@ def prune(
         if others := given_names(context) - known:
             raise GnormError(f"--from-run takes a run as it is: {', '.join(sorted(others))} can't be changed.")
         taking = {"model": model, "trust_remote_code": settings["trust_remote_code"], "latency": latency}
-        _take_and_show(from_run, at_step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json)
+        commands.take(from_run, at_step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json)
     elif model is None or data is None:
         raise GnormError("Say what to prune: gnorm prune MODEL --data DATA --out OUT, or --from-run DIR --at-step N.")
     else:
         settings |= {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
-        _prune_and_show(
+        commands.prune(
             model, data, out, settings, eval_data=eval_data, resume=resume, live=live, quiet=quiet, as_json=as_json
         )
-
-
-def _take_and_show(run: Path, step: int, out: Path, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
-    from greedy_gnorm.replay import take_step
-
-    with console.messages(quiet=quiet):
-        taken = take_step(run, step, out=out, **options)
-    _show(taken, out, quiet=quiet, as_json=as_json)
-
-
-def _prune_and_show(
-    model: str,
-    data: str,
-    out: Path,
-    settings: dict[str, Any],
-    *,
-    eval_data: str | None = None,
-    resume: bool,
-    live: bool = False,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    from greedy_gnorm.report import LiveReport
-    from greedy_gnorm.run import prune as run_prune
-
-    quiet = quiet or not is_first()
-    with ExitStack() as stack:
-        stack.enter_context(console.messages(quiet=quiet))
-        display = stack.enter_context(console.StepDisplay(quiet=quiet))
-        page = stack.enter_context(LiveReport(out, on=live and is_first()))
-        interrupts = stack.enter_context(Interrupts())
-
-        def on_step(*step: Any) -> None:
-            display(*step)
-            page(*step)
-            interrupts.check()
-
-        try:
-            run = run_prune(model, None, data, eval_data=eval_data, out=out, resume=resume, on_step=on_step, **settings)
-        except KeyboardInterrupt:
-            raise Interrupted(out / "journal.jsonl") from None
-    _show(run, out, quiet=quiet, as_json=as_json)
-
-
-def _show(run: Any, out: Path, *, quiet: bool, as_json: bool) -> None:
-    if not is_first():
-        return
-    if as_json:
-        console.show_json({**run.summary(), "out": str(out)})
-    else:
-        console.show_run(run, out, drawn=not quiet)
 
 
 @app.command()
@@ -166,12 +110,9 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Make report.html from the journal: one page that needs nothing else; also of a run that is not finished."""
-    from greedy_gnorm.report import write_report
+    from greedy_gnorm import commands
 
-    path = write_report(folders, out)
-    console.out.print(f"Report   {path}", highlight=False, soft_wrap=True)
-    if show and not webbrowser.open(path.resolve().as_uri()):
-        raise GnormError(f"No browser could be started: open {path.resolve()} yourself.")
+    commands.report(folders, out, show=show)
 
 
 @app.command()
@@ -181,38 +122,15 @@ def score(
     data: Data,
     out: Out,
     settings: dict[str, Any],
-    name: Annotated[str, typer.Option("--score", help=f"The score: {', '.join(SCORES)}.")] = "gnorm",
+    name: Annotated[str, typer.Option("--score", help="The score: one of `gnorm methods`.")] = "gnorm",
     quiet: Quiet = False,
     as_json: Json = False,
     config: Config = None,
 ) -> None:
     """Score every head once: scores.json and a heat map."""
-    from greedy_gnorm.run import score as run_score
+    from greedy_gnorm import commands
 
-    with console.messages(quiet=quiet):
-        scores = run_score(model, data, score=name, **settings)
-    content = {
-        "model": model,
-        "data": data,
-        "score": name,
-        "settings": settings,
-        "values": matrix_to_json(scores.values),
-        "parts": {part: matrix_to_json(matrix) for part, matrix in scores.parts.items()},
-        "order": [list(head) for head in scores.order()],
-    }
-    with writing_to(out):
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "scores.json", content)
-        figures.save(figures.heat_map(scores, name), out / "scores")
-    if as_json:
-        console.show_json(content)
-    elif not quiet:
-        lowest, highest = scores.order()[:5], scores.order(highest_first=True)[:5]
-        console.out.print(f"Lowest scores (site.head): {', '.join(map(str, lowest))}", highlight=False)
-        console.out.print(f"Highest: {', '.join(map(str, highest))}", highlight=False)
-        console.out.print(
-            f"Matrix {out / 'scores.json'}, heat map {out / 'scores.png'}", highlight=False, soft_wrap=True
-        )
+    commands.score(model, data, out, name, settings, quiet=quiet, as_json=as_json)
 
 
 @app.command()
@@ -232,37 +150,10 @@ def compare(
     config: Config = None,
 ) -> None:
     """Walk several methods down to the last head and put them side by side: tables and the paper's figures."""
-    from greedy_gnorm.comparison import solutions as solutions_table
-    from greedy_gnorm.comparison import table as comparison_table
-    from greedy_gnorm.experiment import compare as run_compare
+    settings |= {"eval_data": eval_data, "methods": methods, "runs": runs, "trajectories": trajectories}
+    from greedy_gnorm import commands
 
-    with console.messages(quiet=quiet), console.PartDisplay(quiet=quiet) as display, Interrupts() as interrupts:
-
-        def show(part: object, step: Step, gone: int, limit: int) -> None:
-            display(part, step, gone, limit)
-            interrupts.check()
-
-        try:
-            result = run_compare(
-                model, None, data, eval_data=eval_data, out=out, methods=methods, runs=runs, trajectories=trajectories,
-                resume=resume, on_step=show, **settings,
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            raise Interrupted(out / "experiment.json") from None
-    if not is_first():
-        return
-    tables = {"comparison": comparison_table(result), "solutions": solutions_table(result)}
-    if as_json:
-        rows = {
-            name: [dict(zip(header, row, strict=True)) for row in cells] for name, (header, cells) in tables.items()
-        }
-        console.show_json({**rows, "out": str(out)})
-        return
-    for header, cells in tables.values():
-        console.show_table(header, cells)
-    if not quiet:
-        console.draw_comparison(result)
-    console.say_where(out)
+    commands.compare(model, data, out, {**settings, "resume": resume}, quiet=quiet, as_json=as_json)
 
 
 class TableFormat(StrEnum):
@@ -281,13 +172,9 @@ def table(
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Allow the model's own code.")] = False,
 ) -> None:
     """The parameter table before and after; no weights are loaded."""
-    with console.messages(quiet=True):
-        rows, quality = model_size_table(model, removed, trust_remote_code=trust_remote_code)
-    cells = table_cells(rows, quality)
-    if form is TableFormat.table:
-        console.show_table(HEADER, cells)
-    else:
-        print((as_csv if form is TableFormat.csv else as_markdown)(HEADER, cells), end="")
+    from greedy_gnorm import commands
+
+    commands.table(model, removed, form.value, trust_remote_code=trust_remote_code)
 
 
 @app.command()
@@ -303,58 +190,20 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a pruned model for other runtimes."""
-    from greedy_gnorm.export import export as run_export
-
     if not onnx:
         raise GnormError("Say what to write: --onnx.")
-    with console.messages(quiet=quiet):
-        done = run_export(
-            folder, out=out, int8=int8, data=data, tolerance=tolerance, trust_remote_code=trust_remote_code
-        )
-    if as_json:
-        console.show_json({**done.report, "out": str(done.folder)})
-    elif not quiet:
-        console.show_export(done)
+    options = {"out": out, "int8": int8, "data": data, "tolerance": tolerance, "trust_remote_code": trust_remote_code}
+    from greedy_gnorm import commands
+
+    commands.export(folder, options, quiet=quiet, as_json=as_json)
 
 
 @app.command()
 def methods(as_json: Json = False) -> None:
     """List methods, scores, objectives and stopping rules."""
-    rows = [
-        {
-            "--method": name,
-            "score": strategy.score,
-            "removes first": "highest" if strategy.highest_first else "lowest",
-            "scores": "every step" if strategy.recompute else "once",
-            "objective": score.objective or "-",
-            "labels": "needed" if score.asks_for_labels(OBJECTIVES[score.objective or "logit-norm"]) else "-",
-            "cost of a scoring": score.cost,
-            "paper": score.paper,
-        }
-        for name in STRATEGIES
-        if (strategy := STRATEGIES[name]) and (score := SCORES[strategy.score])
-    ]
-    objectives = {
-        name: OBJECTIVES[name].about + (", needs labels" if OBJECTIVES[name].needs_labels else "")
-        for name in OBJECTIVES
-    }
-    scores = {name: f"{SCORES[name].about}{_options(SCORES[name])}" for name in SCORES}
-    rules = {RULES[name].form: RULES[name].about for name in RULES}
-    if as_json:
-        console.show_json({"methods": rows, "scores": scores, "objectives": objectives, "rules": rules})
-        return
-    console.show_table(list(rows[0]), [list(row.values()) for row in rows], numbers=False)
-    for name, column, content in (
-        ("score", "what it is (--score-options)", scores),
-        ("objective", "the number per sentence", objectives),
-        ("stop", "when the run ends", rules),
-    ):
-        cells = [list(row) for row in content.items()]
-        console.show_table([f"--{name}", column], cells, numbers=False)
+    from greedy_gnorm import commands
 
-
-def _options(score: Score) -> str:
-    return "".join(f"; {name}={value}" for name, value in score.defaults().items())
+    commands.methods(as_json=as_json)
 
 
 @app.command()
@@ -367,39 +216,11 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """The main job on the embedded default: train a small classifier of 20 languages, then prune it."""
-    from greedy_gnorm.demo import prepare
-
     settings = {"stop": stop, "seed": seed}
     check_names(Settings.of(settings).stop)
-    folder = out or _free_folder(Path("runs"), "demo", resume=resume)
-    with console.messages(quiet=quiet):
-        try:
-            assets = prepare(seed=seed, say=console.silent if quiet else console.say)
-        except OSError as error:
-            raise GnormError(f"Can't keep the demo's model: {error}.") from error
-    _prune_and_show(str(assets.model), str(assets.data), folder, settings, resume=resume, quiet=quiet, as_json=as_json)
-    if not as_json:
-        console.say_how_to_go_on(folder)
+    from greedy_gnorm import commands
 
-
-def _free_folder(parent: Path, name: str, *, resume: bool) -> Path:
-    """The first of name, name-2, name-3, ... that is not there yet; to resume, the last that is."""
-    names = [name, *(f"{name}-{number}" for number in range(2, 10_000))]
-    free = next(place for place, each in enumerate(names) if not (parent / each).exists())
-    return parent / names[max(free - 1, 0) if resume else free]
-
-
-class Interrupted(Exception):
-    """Ctrl-C during a run whose journal is safe."""
-
-    def __init__(self, record: Path) -> None:
-        begun, folder = record.exists(), record.parent
-        how = (
-            f"The steps so far are in {folder}; go on with the same command, --out {folder} and --resume."
-            if begun
-            else "Nothing was written."
-        )
-        super().__init__(f"Interrupted. {how}")
+    commands.demo(out, settings, resume=resume, quiet=quiet, as_json=as_json)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -407,18 +228,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
-        with joined():
+        with _together():
             app([part for part in given if part != "--debug"], prog_name="gnorm")
     except SystemExit as end:
         if end.code == INTERRUPTED:
-            console.err.print("Interrupted.")
+            print("Interrupted.", file=sys.stderr)
         return end.code if isinstance(end.code, int) else 1
     except GnormError as error:
         if debug:
             raise
-        console.err.print(f"Error: {error}", style="red", soft_wrap=True)
+        _say(f"Error: {error}", "red")
         return 2
     except Interrupted as error:
-        console.err.print(str(error), soft_wrap=True)
+        _say(str(error))
         return INTERRUPTED
     return 0
+
+
+def _together() -> AbstractContextManager[None]:
+    """One of several processes joins the others; torch is not needed to find out that there are none."""
+    if "WORLD_SIZE" not in os.environ:
+        return nullcontext()
+    from greedy_gnorm.distributed import joined
+
+    return joined()
+
+
+def _say(text: str, style: str | None = None) -> None:
+    from greedy_gnorm import console
+
+    console.err.print(text, style=style, soft_wrap=True)

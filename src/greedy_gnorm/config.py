@@ -24,7 +24,7 @@ class Settings:
     """Everything a run can be told besides the model, the data and where to write."""
 
     method: str = _setting("greedy-gnorm", "Which heads go: one of `gnorm methods`.")
-    objective: str | None = _setting(None, "The number per sentence that is scored; the score's own by default.")
+    objective: str | None = _setting(None, "What is scored, one of `gnorm methods`; the score's own by default.")
     score_options: str | None = _setting(None, "Options of the score, such as variant=A,eps=1e-5.")
     stop: tuple[str, ...] = _setting(("knee",), "When to stop; several may be given, the first that fires stops.")
     samples: int | None = _setting(512, "Rows to score on, seeded and stratified; 0 means all.")

@@ -1,5 +1,9 @@
 """Errors that a user can act on: one clear message each, shown without a traceback on the command line."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 
 class GnormError(Exception):
     """Something in the request can't be done; the message says what was wrong and what to do."""
@@ -19,3 +23,16 @@ class NonFiniteScore(GnormError):
 
 class RunFolderError(GnormError):
     """The output folder can't be used for this run."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C during a run whose journal is safe; `record` is the first file that it writes."""
+
+    def __init__(self, record: Path) -> None:
+        begun, folder = record.exists(), record.parent
+        how = (
+            f"The steps so far are in {folder}; go on with the same command, --out {folder} and --resume."
+            if begun
+            else "Nothing was written."
+        )
+        super().__init__(f"Interrupted. {how}")

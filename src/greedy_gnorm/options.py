@@ -12,7 +12,6 @@ import typer
 
 from greedy_gnorm.config import Settings, read_yaml
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.objectives import OBJECTIVES
 from greedy_gnorm.rules import forms
 
 SCORING = (
@@ -57,8 +56,7 @@ def _option_type(hint: Any) -> Any:
 
 
 def _help(setting: Any) -> str:
-    choices = {"stop": f" {forms()}.", "objective": f" {', '.join(OBJECTIVES)}."}
-    return str(setting.metadata["help"]) + choices.get(setting.name, "")
+    return str(setting.metadata["help"]) + (f" {forms()}." if setting.name == "stop" else "")
 
 
 def _from_file(context: typer.Context, path: Path | None) -> Path | None:
