@@ -106,7 +106,7 @@ def test_folders_and_names_are_checked(tmp_path):
     compare(tmp_path / "c", methods="random", trajectories=1)
     with pytest.raises(gg.RunFolderError, match="holds a comparison already"):
         compare(tmp_path / "c", methods="random", trajectories=1)
-    with pytest.raises(gg.RunFolderError, match="holds another run: seed was"):
+    with pytest.raises(gg.RunFolderError, match="holds another comparison: seed was"):
         compare(tmp_path / "c", methods="random", trajectories=1, resume=True, seed=7)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()

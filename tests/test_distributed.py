@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -119,25 +120,87 @@ def test_every_kind_of_score_is_shared_out(method, place, tmp_path):
     agree(steps(tmp_path / "two"), steps(tmp_path / "one"))
 
 
-@pytest.mark.slow
-def test_two_hosts(place, alone, tmp_path):
-    """Two launchers, as on two machines, on two loopback addresses; the second sees no output folder."""
-    port = free_port()
+def on_two_hosts(*of_each):
+    """Two launchers, as on two machines, on two loopback addresses, with a command each; what they say on stderr."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    launch += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    launch += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     hosts = [
         subprocess.Popen(
-            [*launch, f"--node-rank={rank}", f"--local-addr=127.0.0.{rank + 1}",
-             *gnorm(*pruning(place, tmp_path / f"run-{rank}"))],
+            [*launch, f"--node-rank={rank}", f"--local-addr=127.0.0.{rank + 1}", *gnorm(*command)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
         )
-        for rank in range(2)
+        for rank, command in enumerate(of_each)
     ]  # fmt: skip
-    for host in hosts:
-        _, err = host.communicate(timeout=300)
-        assert host.returncode == 0, err[-3000:]
+    said = [host.communicate(timeout=300)[1] for host in hosts]
+    return [host.returncode for host in hosts], said
+
+
+@pytest.mark.slow
+def test_two_hosts(place, alone, tmp_path):
+    """The second sees no output folder."""
+    codes, said = on_two_hosts(*(pruning(place, tmp_path / f"run-{rank}") for rank in range(2)))
+    assert codes == [0, 0], said
     agree(steps(tmp_path / "run-0"), alone)
     assert not (tmp_path / "run-1").exists()
+
+
+@pytest.mark.slow
+def test_two_hosts_with_other_data_are_refused(place, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, tiny_rows(90))))
+    shutil.copytree(place / "model", tmp_path / "model")
+    codes, said = on_two_hosts(pruning(place, tmp_path / "run"), pruning(tmp_path, tmp_path / "run"))
+    assert 0 not in codes
+    assert "Processes 0 and 1 work on different things: scoring rows" in said[0]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_comparison_on_two_hosts_is_whole_on_the_first(place, tmp_path):
+    arguments = ("compare", place / "model", "--data", place / "rows.jsonl", "--methods", "greedy-gnorm,random",
+                 "--runs", "2", "--trajectories", "3", "--samples", "12", "--out")  # fmt: skip
+    codes, said = on_two_hosts(*((*arguments, tmp_path / f"run-{rank}") for rank in range(2)))
+    assert codes == [0, 0], said
+    parts = {path.parent.name for path in (tmp_path / "run-0" / "parts").glob("*/journal.jsonl")}
+    assert parts == {"greedy-gnorm-0", "greedy-gnorm-1", "random-0", "random-1", "random-2"}
+    assert "greedy-gnorm, run 2" in (tmp_path / "run-0" / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--method", "x"), "Unknown method"),
+        (("--label", "x"), "no column 'x'"),
+        (("--stop", "heads=99"), "from 1 to 8"),
+    ],
+)
+def test_an_error_of_all_is_said_once(arguments, message, place, tmp_path):
+    done = launched(torchrun(2), *pruning(place, tmp_path / "run", *arguments))
+    assert done.returncode != 0
+    assert done.stderr.count("Error: ") - done.stderr.count("ChildFailedError: ") == 1
+    assert message in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_folder_that_one_refuses_is_refused_by_all(place, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").touch()
+    done = launched(torchrun(2), *pruning(place, tmp_path / "run"))
+    assert done.returncode != 0
+    assert "is not empty and holds no run" in done.stderr
+    assert "is gone" not in done.stderr
+
+
+@pytest.mark.slow
+def test_scores_are_written_once(place, tmp_path):
+    arguments = ("score", place / "model", "--data", place / "rows.jsonl", "--tokens-per-batch", "40", "--out")
+    done = launched(torchrun(2), *arguments, tmp_path / "two")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("Lowest scores") == 1
+    subprocess.run([sys.executable, *gnorm(*arguments, tmp_path / "one")], check=True, env=ENVIRONMENT)
+    values = [json.loads((tmp_path / name / "scores.json").read_text())["values"] for name in ("one", "two")]
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-6)
 
 
 @pytest.mark.slow

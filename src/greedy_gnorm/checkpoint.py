@@ -119,6 +119,17 @@ def weights_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def configuration_fingerprint(config: Any) -> str:
+    """A short hash of what the configuration says of the computation, not of names, versions or precision."""
+    told = {
+        name: value
+        for name, value in config.to_dict().items()
+        if not name.startswith("_") and name not in ("transformers_version", "dtype", "torch_dtype")
+    }
+    words = json.dumps(told, sort_keys=True, default=str).encode()
+    return hashlib.blake2b(words, digest_size=8).hexdigest()
+
+
 def _model_class(config: Any) -> Any:
     """The class that saved the model where it is one of transformers', else its family's sequence classifier."""
     for name in config.architectures or ():

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from greedy_gnorm.config import Settings
-from greedy_gnorm.errors import GnormError, Interrupted
+from greedy_gnorm.errors import GnormError, Interrupted, ProcessGone
 from greedy_gnorm.options import (
     PRUNING,
     SCORING,
@@ -230,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _together():
             app([part for part in given if part != "--debug"], prog_name="gnorm")
+        sys.stdout.flush()
     except SystemExit as end:
         if end.code == INTERRUPTED:
             print("Interrupted.", file=sys.stderr)
@@ -237,7 +238,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GnormError as error:
         if debug:
             raise
-        _say(f"Error: {error}", "red")
+        if os.environ.get("RANK", "0") == "0" or isinstance(error, ProcessGone):  # of several processes one speaks
+            _say(f"Error: {error}", "red")
+        return 2
+    except OSError as error:
+        if debug or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries to write it once more
+        _say(f"Error: The result can't be shown: {error.strerror}.", "red")
         return 2
     except Interrupted as error:
         _say(str(error))

@@ -63,6 +63,8 @@ def prune(
 
 
 def take(run: Path, step: int, out: Path, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
+    if not is_first():
+        return
     with console.messages(quiet=quiet):
         taken = take_step(run, step, out=out, **options)
     _show(taken, out, quiet=quiet, as_json=as_json)
@@ -78,6 +80,8 @@ def _show(run: Any, out: Path, *, quiet: bool, as_json: bool) -> None:
 
 
 def report(folders: Sequence[Path], out: Path | None, *, show: bool) -> None:
+    if not is_first():
+        return
     path = write_report(folders, out)
     console.out.print(f"Report   {path}", highlight=False, soft_wrap=True)
     if show and not webbrowser.open(path.resolve().as_uri()):
@@ -87,6 +91,8 @@ def report(folders: Sequence[Path], out: Path | None, *, show: bool) -> None:
 def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
     with console.messages(quiet=quiet):
         scores = run_score(model, data, score=name, **settings)
+    if not is_first():
+        return
     content = {
         "model": model,
         "data": data,
@@ -139,6 +145,8 @@ def compare(model: str, data: str, out: Path, settings: dict[str, Any], *, quiet
 
 
 def table(model: str, removed: int | None, form: str, *, trust_remote_code: bool) -> None:
+    if not is_first():
+        return
     with console.messages(quiet=True):
         rows, quality = model_size_table(model, removed, trust_remote_code=trust_remote_code)
     cells = table_cells(rows, quality)
@@ -149,6 +157,8 @@ def table(model: str, removed: int | None, form: str, *, trust_remote_code: bool
 
 
 def export(folder: Path, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
+    if not is_first():
+        return
     with console.messages(quiet=quiet):
         done = run_export(folder, **options)
     if as_json:
@@ -158,6 +168,8 @@ def export(folder: Path, options: dict[str, Any], *, quiet: bool, as_json: bool)
 
 
 def methods(*, as_json: bool) -> None:
+    if not is_first():
+        return
     rows = [
         {
             "--method": name,

@@ -14,9 +14,10 @@ from scipy import stats
 from greedy_gnorm import records
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.heads import Step, removed_by
-from greedy_gnorm.journal import Journal, read_header
+from greedy_gnorm.journal import HEADER, Journal, read_header
 from greedy_gnorm.measure import FLOAT32, MEGABYTE
 from greedy_gnorm.rules import curve, knee
+from greedy_gnorm.strategies import RANDOM
 
 EXPERIMENT = "experiment.json"
 SHARES = (0.25, 0.50, 0.75, 0.81)
@@ -186,16 +187,16 @@ def read_experiment(folder: Path) -> dict[str, Any]:
 
 def read_parts(folder: Path) -> dict[str, list[Journal]]:
     """The finished parts of the comparison in a folder, by method, in the order of their runs."""
-    names = read_experiment(folder)["methods"]
-    try:
-        journals = [Journal.read(part) for part in (folder / "parts").iterdir()]
-    except OSError as error:
-        raise RunFolderError(f"{folder} holds no readable comparison: {error}.") from error
-    parts: dict[str, list[Journal]] = {name: [] for name in names}
-    for journal in sorted(journals, key=lambda journal: int(journal.header["seed"])):
-        if journal.steps and journal.steps[-1].stop is not None:
-            parts.setdefault(journal.header["config"]["method"], []).append(journal)
-    parts = {name: runs for name, runs in parts.items() if runs}
+    about = read_experiment(folder)
+    parts: dict[str, list[Journal]] = {}
+    for method in about["methods"]:
+        for run in range(about["trajectories" if method == RANDOM else "runs"]):
+            part = folder / "parts" / f"{method}-{run}"
+            if not (part / HEADER).exists():
+                continue
+            journal = Journal.read(part)
+            if journal.steps and journal.steps[-1].stop is not None:
+                parts.setdefault(method, []).append(journal)
     if not parts:
         raise RunFolderError(f"{folder} holds no finished part of a comparison.")
     return parts

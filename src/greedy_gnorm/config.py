@@ -72,8 +72,8 @@ class Settings:
             ("cache_memory", 0),
         ):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise GnormError(f"{name} must be at least {least}, not {value}.")
+            if value is not None and not least <= value < 2**63:
+                raise GnormError(f"{name} must be at least {least}{' and below 2**63' * (value > 0)}, not {value}.")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Settings:

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
 
 from greedy_gnorm.batches import Batches
-from greedy_gnorm.errors import GnormError
+from greedy_gnorm.errors import GnormError, ProcessGone
+
+Value = TypeVar("Value")
 
 PATIENCE = timedelta(hours=2)
 """How long a process waits for the others: longer than any one step."""
@@ -26,7 +28,10 @@ PATIENCE = timedelta(hours=2)
 @contextmanager
 def joined() -> Iterator[None]:
     """Join the group that the launcher's environment describes, for the time of a command."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or distributed.is_initialized():
+    size = os.environ.get("WORLD_SIZE", "1")
+    if not size.isdecimal():
+        raise GnormError(f"WORLD_SIZE is {size!r}, not a number of processes.")
+    if int(size) < 2 or distributed.is_initialized():
         yield
         return
     if torch.cuda.is_available():
@@ -92,12 +97,27 @@ def of_all(value: Any) -> list[Any]:
         told = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in range(count())]
         distributed.all_gather(told, torch.nn.functional.pad(words, (0, longest - len(words))).to(device))
     except RuntimeError as error:
-        raise GnormError(
-            f"Another process is gone: {str(error).splitlines()[0]:.200} The steps so far are safe: --resume goes on."
+        raise ProcessGone(
+            "Another process of this run is gone. Steps that were made are safe: --resume goes on."
         ) from error
     return [json.loads(bytes(each[: int(length)].tolist())) for each, length in zip(told, lengths, strict=True)]
 
 
+def together(make: Callable[[], Value]) -> Value:
+    """Make something in every process; if one can't, none goes on, and all know why. Nothing is shared meanwhile."""
+    fault: GnormError | None = None
+    try:
+        value = make()
+    except GnormError as error:
+        fault = error
+    for place, reason in enumerate(of_all(None if fault is None else str(fault))):
+        if reason is not None and fault is None:
+            raise GnormError(reason if place == 0 else f"Process {place}: {reason}")
+    if fault is not None:
+        raise fault
+    return value
+
+
 def of_first(make: Callable[[], Any]) -> Any:
     """What the first process makes, and only it: plain JSON values."""
-    return of_all(make() if is_first() else None)[0]
+    return of_all(together(lambda: make() if is_first() else None))[0]

@@ -21,6 +21,10 @@ class NonFiniteScore(GnormError):
     """A score came out NaN or infinite."""
 
 
+class ProcessGone(GnormError):
+    """One of several processes ended before the others."""
+
+
 class RunFolderError(GnormError):
     """The output folder can't be used for this run."""
 

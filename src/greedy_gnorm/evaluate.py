@@ -11,7 +11,7 @@ from torch import Tensor
 
 from greedy_gnorm.batches import Batches
 from greedy_gnorm.distributed import of_all
-from greedy_gnorm.errors import DataError
+from greedy_gnorm.errors import DataError, NonFiniteScore
 from greedy_gnorm.modes import evaluating, without_gradients
 from greedy_gnorm.objectives import row_losses
 from greedy_gnorm.passes import logits
@@ -22,6 +22,8 @@ from greedy_gnorm.sites import Sites
 def evaluate(sites: Sites, batches: Batches) -> dict[str, float]:
     """The problem's measures, the first of which is the one that rules and curves follow, and the mean loss."""
     rows, labels = predictions(sites, batches)
+    if not torch.isfinite(rows).all():
+        raise NonFiniteScore("The model's outputs on the evaluation rows are NaN or infinite. Are all weights finite?")
     problem = problem_of(sites.model).name
     losses = row_losses(rows, labels, problem)
     return {**measures(rows.numpy(), labels.numpy(), problem), "loss": float(losses.mean())}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -10,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from greedy_gnorm import paper_figures
-from greedy_gnorm.comparison import EXPERIMENT, Comparison, solutions, table
+from greedy_gnorm.comparison import EXPERIMENT, Comparison, read_experiment, solutions, table
 from greedy_gnorm.config import Settings
 from greedy_gnorm.data import both_rows, is_ready, sampled, warn_of_overlap
-from greedy_gnorm.distributed import alone, count, is_first, number, of_all, of_first
+from greedy_gnorm.distributed import alone, count, is_first, number, of_all, of_first, together
 from greedy_gnorm.encoding import Row, encode
 from greedy_gnorm.errors import DataError, GnormError, RunFolderError
 from greedy_gnorm.evaluate import evaluate
@@ -21,16 +22,17 @@ from greedy_gnorm.figures import GREEDY, RANDOM, save
 from greedy_gnorm.files import RESUME, is_trace, locked, whole_folder, write_json, write_text, writing_to
 from greedy_gnorm.header import asked_for, described, run_header, told_source
 from greedy_gnorm.heads import Head, Step, removed_by
-from greedy_gnorm.journal import Journal
+from greedy_gnorm.journal import Journal, differences, identity
 from greedy_gnorm.loop import Memory, Protection, Task
 from greedy_gnorm.measure import as_csv, as_markdown
 from greedy_gnorm.objectives import OBJECTIVES, with_reference
 from greedy_gnorm.opening import chosen, device_for, dtype_for, opened, savings_for
 from greedy_gnorm.report import write_report
 from greedy_gnorm.rules import parse_rules
-from greedy_gnorm.run import OnStep, situation_of, walk
+from greedy_gnorm.run import OnStep, check_the_same, situation_of, walk
+from greedy_gnorm.scores import SCORES
 from greedy_gnorm.sites import Sites, find_sites
-from greedy_gnorm.strategies import methods_named
+from greedy_gnorm.strategies import STRATEGIES, methods_named
 from greedy_gnorm.surgery import remove
 
 OnPartStep = Callable[["Part", Step, int, int], None]
@@ -84,15 +86,20 @@ def compare(
     if runs < 1 or trajectories < 1:
         raise GnormError("A comparison needs at least 1 run and 1 random trajectory.")
     names = methods_named(methods)
+    _check_options(given, names)
     for name in names:
-        chosen(replace(given, method=name))
+        chosen(_settings(given, Part(name, 0)))
     counts = {name: trajectories if name == RANDOM else runs for name in names}
     parts = [Part(name, run) for run in range(max(counts.values())) for name in names if run < counts[name]]
     folder = Path(of_first(lambda: str(_folder(Path(out), resume))))
     with writing_to(folder, RESUME), locked(folder) if is_first() else nullcontext():
-        bench = _bench(model, tokenizer, data, eval_data, given, names, runs)
-        about = {**bench.header, "methods": names, "runs": runs, "trajectories": trajectories}
-        of_first(lambda: write_json(folder / EXPERIMENT, about))
+        draws = of_first(lambda: _draws(folder, runs))
+        bench = together(lambda: _bench(model, tokenizer, data, eval_data, given, names, draws))
+        _warn_of_one_sample(bench, runs)
+        check_the_same(bench.header)
+        asked = {"methods": names, "runs": runs, "trajectories": trajectories, "draws": draws}
+        about = {**bench.header, **asked}
+        of_first(lambda: _begin(folder, about))
         if count() > 1:
             _measure_the_ends(bench)
         # Runs of one number share their scoring sample, so they share a process too
@@ -108,17 +115,65 @@ def compare(
                 told = None if on_step is None else _for_part(on_step, part)
                 journal = journals[part]
                 steps = walk(sites, tasks[part], journal, journal.steps, told, len(sites.survivors()))
-                walks.append([part.method, part.run, [step.to_json() for step in steps]])
-        found = {
-            Part(method, run): [Step.from_json(line) for line in lines]
-            for share in of_all(walks)
-            for method, run, lines in share
-        }
+                walks.append([part.method, part.run, journal.header, [step.to_json() for step in steps]])
+        found = {}
+        for method, run, header, lines in (each for share in of_all(walks) for each in share):
+            found[Part(method, run)] = [Step.from_json(line) for line in lines]
+            if is_first():
+                _keep(folder, Part(method, run), header, found[Part(method, run)])
         curves = {name: [found[part] for part in parts if part.method == name] for name in names}
         comparison = Comparison(bench.header, curves)
         if is_first():
             _write(comparison, bench, next(iter(tasks.values())), folder)
     return comparison
+
+
+def _settings(given: Settings, part: Part) -> Settings:
+    """What a part is told: its method, its seed, and those of the score's options that its score has."""
+    known = SCORES[STRATEGIES[part.method].score].defaults()
+    options = [option for option in _options(given) if option.partition("=")[0] in known]
+    return replace(given, method=part.method, seed=given.seed + part.run, score_options=",".join(options) or None)
+
+
+def _options(given: Settings) -> list[str]:
+    return [option for option in (given.score_options or "").replace(" ", "").split(",") if option]
+
+
+def _check_options(given: Settings, names: Sequence[str]) -> None:
+    for option in _options(given):
+        if not any(option in _options(_settings(given, Part(name, 0))) for name in names):
+            raise GnormError(f"No score of {', '.join(names)} has the option {option!r}.")
+
+
+def _draws(folder: Path, runs: int) -> int:
+    """For how many samples rows without splits are divided: as many as the comparison had runs when it began."""
+    return int(read_experiment(folder).get("draws", runs)) if (folder / EXPERIMENT).exists() else runs
+
+
+def _warn_of_one_sample(bench: Bench, runs: int) -> None:
+    samples, there = bench.given.samples, len(bench.pool)
+    if runs > 1 and (samples is None or samples >= there):
+        warnings.warn(
+            f"All runs score on the same {there} rows: their spread tells nothing. Give more rows, or fewer --samples.",
+            stacklevel=3,
+        )
+
+
+def _begin(folder: Path, about: dict[str, Any]) -> None:
+    """Say what is compared, if the folder holds nothing else: more methods and runs may come, not other rows."""
+    if (folder / EXPERIMENT).exists():
+        found = differences(identity(read_experiment(folder)), identity(about))
+        if found:
+            words = "; ".join(f"{name} was {was!r} and is {now!r} now" for name, was, now in found)
+            raise RunFolderError(f"{folder} holds another comparison: {words}. Name another folder.")
+    write_json(folder / EXPERIMENT, about)
+
+
+def _keep(folder: Path, part: Part, header: dict[str, Any], steps: Sequence[Step]) -> None:
+    """A walk's journal in the first process's folder, if another process wrote it to a disk of its own."""
+    journal = Journal.resume(folder / "parts" / str(part), header)
+    for step in steps[len(journal.steps) :]:
+        journal.append(step)
 
 
 def _measure_the_ends(bench: Bench) -> None:
@@ -163,27 +218,28 @@ def _folder(folder: Path, resume: bool) -> Path:
 
 
 def _bench(
-    model: Any, tokenizer: Any, data: Any, eval_data: Any, given: Settings, names: Sequence[str], runs: int
+    model: Any, tokenizer: Any, data: Any, eval_data: Any, given: Settings, names: Sequence[str], draws: int
 ) -> Bench:
     if is_ready(data) or is_ready(eval_data):
         raise DataError("A comparison draws its own samples: give rows, not ready batches.")
     source = told_source(model)
     model, tokenizer = opened(model, tokenizer, given)
-    scores = [chosen(replace(given, method=name))[1:] for name in names]
+    scores = [chosen(_settings(given, Part(name, 0)))[1:] for name in names]
     labels = any(score.asks_for_labels(objective) for score, objective in scores)
-    pool, rows = both_rows(model, data, eval_data, given, needs_labels=labels, draws=runs)
+    pool, rows = both_rows(model, data, eval_data, given, needs_labels=labels, draws=draws)
     warn_of_overlap([row.words for row in pool], [row.words for row in rows])
     device = device_for(given)
     sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given)))
     evaluation = encode(rows, model, tokenizer, given, "evaluation").to(device)
     told = {"evaluation": described(data if eval_data is None else eval_data, evaluation)}
-    header = run_header(model, source, told, given)
+    header = run_header(model, source, told, replace(given, score_options=None))
+    header["config"]["score_options"] = given.score_options  # each score is given those that it has
     return Bench(model, tokenizer, sites, pool, evaluation, header, data, given, Memory())
 
 
 def _task(bench: Bench, part: Part) -> Task:
     """The walk of one part: its own sample, the common rows to evaluate, what the others found out already."""
-    given = replace(bench.given, method=part.method, seed=bench.given.seed + part.run)
+    given = _settings(bench.given, part)
     strategy, score, objective = chosen(given)
     rows = sampled(bench.pool, given.samples, given.seed)
     scoring = encode(rows, bench.model, bench.tokenizer, given).to(bench.evaluation.items[0].inputs["input_ids"].device)
@@ -196,7 +252,7 @@ def _task(bench: Bench, part: Part) -> Task:
 
 
 def _journal(bench: Bench, part: Part, task: Task, folder: Path) -> Journal:
-    given = replace(bench.given, method=part.method, seed=bench.given.seed + part.run)
+    given = _settings(bench.given, part)
     data = {"scoring": described(bench.source, task.scoring), **bench.header["data"]}
     return Journal.resume(folder / "parts" / str(part), {**bench.header, **asked_for(data, given)})
 

@@ -19,7 +19,7 @@ from greedy_gnorm.batches import Batches
 from greedy_gnorm.checkpoint import load, load_tokenizer
 from greedy_gnorm.config import Settings
 from greedy_gnorm.data import both_batches
-from greedy_gnorm.errors import DataError, GnormError
+from greedy_gnorm.errors import DataError, GnormError, RunFolderError
 from greedy_gnorm.evaluate import evaluate, measures
 from greedy_gnorm.files import whole_folder, write_json, writing_to
 from greedy_gnorm.journal import HEADER as RUN_HEADER
@@ -35,6 +35,9 @@ CHECKED = ((1, 5), (3, 17), (2, 33))
 TOLERANCE = 1e-4
 ONE_FILE = 1_500_000_000
 """Bytes from which weights lie beside the graph: a single ONNX file ends at 2 GB."""
+
+
+REPORT = "export.json"
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,13 @@ def export(
     model = load(source, dtype=torch.float32, trust_remote_code=trust_remote_code)
     rows = _evaluation_rows(model, source, journal, data) if int8 else None
     target = Path(out) if out is not None else folder / "onnx"
+    if target.exists() and not (target / REPORT).exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunFolderError(f"{target} is not empty and holds no earlier export: name another folder.")
     with writing_to(target), whole_folder(target) as partial:
         report = _write(model, partial, tolerance)
         if rows is not None:
             report["int8"] = _quantised(model, partial, rows)
-        write_json(partial / "export.json", report)
+        write_json(partial / REPORT, report)
     return Exported(target, report)
 
 
@@ -155,7 +160,10 @@ def largest_difference(model: Any, runner: Runner) -> float:
         for rows, tokens in CHECKED:
             inputs = _inputs(model, rows, tokens)
             theirs: Any = runner(inputs)
-            largest = max(largest, float((model(**inputs).logits - theirs).abs().max()))
+            ours = model(**inputs).logits
+            if not torch.isfinite(ours).all():
+                raise GnormError("The model's outputs are NaN or infinite. Are all of its weights finite?")
+            largest = max(largest, float((ours - theirs).abs().max()))
     return largest
 
 

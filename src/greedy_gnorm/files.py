@@ -30,11 +30,15 @@ def writing_to(place: Path, more: str = "") -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """Write beside, then move into place; what lies there already, a link to elsewhere too, is not written through."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = _beside(path, f"{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
-    with partial.open("x", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(partial, path)
+    try:
+        with partial.open("x", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -52,11 +56,18 @@ def is_trace(path: Path) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Work in a folder alone: a second process is refused; the lock goes with the process, however it ends."""
+    """Work in a folder alone: a second process is refused; the lock goes with the process, however it ends.
+
+    What a killed process left half-written is taken away.
+    """
+    _check_name(folder / LOCK)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_links(folder)
         with FileLock(folder / LOCK, timeout=0):
+            for path in folder.iterdir():
+                if is_trace(path) and path.name != LOCK:
+                    _remove(path)
             yield
     except Timeout as error:
         raise RunFolderError(f"Another process works in {folder}: wait for it, or name another folder.") from error
@@ -71,16 +82,42 @@ def _refuse_links(folder: Path) -> None:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the place of `path` when the block ends well and leaves no trace when it fails."""
-    partial = path.with_name(f".{path.name}.partial")
-    if partial.exists():
-        shutil.rmtree(partial)
+    """A folder to fill, which takes the place of `path` when the block ends well and leaves no trace when it fails.
+
+    There is always a whole one or none at `path`: the old one is moved aside before it is taken apart.
+    """
+    partial, old = _beside(path, "partial"), _beside(path, "old.partial")
+    _remove(partial)
     partial.mkdir(parents=True)
     try:
         yield partial
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    _remove(old)
     if path.exists():
-        shutil.rmtree(path)
+        os.replace(path, old)
     os.replace(partial, path)
+    _remove(old)
+
+
+def _beside(path: Path, ending: str) -> Path:
+    _check_name(path)
+    return path.with_name(f".{path.name}.{ending}")
+
+
+def _check_name(path: Path) -> None:
+    if path.name in ("", ".."):
+        raise RunFolderError(f"{path} can't be written: give it a name of its own.")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise RunFolderError(f"{str(path)!r} can't be written: its name is not UTF-8.") from error
+
+
+def _remove(path: Path) -> None:
+    """Take away a file or a folder, or a link to one, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from greedy_gnorm.batches import Batches
-from greedy_gnorm.checkpoint import weights_fingerprint
+from greedy_gnorm.checkpoint import configuration_fingerprint, weights_fingerprint
 from greedy_gnorm.config import Settings
 from greedy_gnorm.distributed import count
 from greedy_gnorm.measure import parameter_count
@@ -33,6 +33,7 @@ def run_header(model: nn.Module, source: dict[str, Any], data: dict[str, Any], g
             **source,
             "type": config.model_type,
             "weights": weights_fingerprint(model),
+            "configuration": configuration_fingerprint(config),
             "parameters": parameter_count(model),
             "shape": list(sites.shape),
             "sites": [site.name for site in sites],

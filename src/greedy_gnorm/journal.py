@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import warnings
@@ -16,15 +17,17 @@ from greedy_gnorm.heads import Step
 
 HEADER = "run.json"
 STEPS = "journal.jsonl"
+SEAL = "seal"
 
 
 class Journal:
     """Append-only: the steps of one run in its folder."""
 
-    def __init__(self, folder: Path, header: dict[str, Any], steps: list[Step]) -> None:
+    def __init__(self, folder: Path, header: dict[str, Any], steps: list[Step], seal: str = "") -> None:
         self.folder = folder
         self.header = header
         self.steps = steps
+        self.seal = seal
 
     @classmethod
     def begin(cls, folder: Path, header: dict[str, Any]) -> Journal:
@@ -52,12 +55,12 @@ class Journal:
         if not (folder / HEADER).exists():
             return cls.begin(folder, header)
         journal = cls.read(folder)
-        differences = [
+        found = [
             f"{name} was {was!r} and is {now!r} now"
-            for name, was, now in _differences(_identity(journal.header), _identity(header))
+            for name, was, now in differences(identity(journal.header), identity(header))
         ]
-        if differences:
-            raise RunFolderError(f"{folder} holds another run: {'; '.join(differences)}. Name another folder.")
+        if found:
+            raise RunFolderError(f"{folder} holds another run: {'; '.join(found)}. Name another folder.")
         journal._drop_torn_line()
         return journal
 
@@ -66,16 +69,18 @@ class Journal:
         """The run in this folder, finished or not; nothing is written, and a torn last line is left out."""
         header = read_header(folder / HEADER)
         try:
-            text = (folder / STEPS).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
+            content = (folder / STEPS).read_bytes()
+        except OSError as error:
             raise RunFolderError(f"{folder} holds no readable run: {error}.") from error
-        whole, newline, _ = text.rpartition("\n")
-        lines = whole.split("\n") if newline else []
-        steps = [_step(folder, number, line) for number, line in enumerate(lines)]
+        whole, newline, _ = content.rpartition(b"\n")
+        steps, seal = [], ""
+        for number, line in enumerate(whole.split(b"\n") if newline else []):
+            step, seal = _step(folder / STEPS, number, line, seal)
+            steps.append(step)
         fault = records.steps_fault(header, steps)
         if fault is not None:
             raise RunFolderError(f"{folder / STEPS} does not fit its run: {fault}.")
-        return cls(folder, header, steps)
+        return cls(folder, header, steps, seal)
 
     def _drop_torn_line(self) -> None:
         path = self.folder / STEPS
@@ -86,12 +91,14 @@ class Journal:
 
     def append(self, step: Step) -> None:
         """Write one step and make sure that it is on the disk."""
-        path = self.folder / STEPS
+        path, line = self.folder / STEPS, step.to_json()
+        seal = _seal(self.seal, line)
         with writing_to(path, RESUME), path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(step.to_json(), allow_nan=False) + "\n")
+            file.write(json.dumps({**line, SEAL: seal}, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
         self.steps.append(step)
+        self.seal = seal
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Add the outcome to run.json."""
@@ -116,24 +123,30 @@ def _begun(path: Path) -> bool:
     return is_trace(path) or (path.name == STEPS and path.is_file() and path.stat().st_size == 0)
 
 
-def _step(folder: Path, number: int, line: str) -> Step:
+def _step(path: Path, number: int, line: bytes, before: str) -> tuple[Step, str]:
+    """The step of a line, and the seal of the journal up to it."""
     try:
         content = json.loads(line)
         fault = records.line_fault(content)
     except (ValueError, RecursionError) as error:
         fault = str(error)
+    if fault is None and content["step"] != number:
+        fault = f"it is step {content['step']}, not {number}"
+    seal = "" if fault is not None else _seal(before, content)
+    if fault is None and content.get(SEAL, seal) != seal:
+        fault = "it is not what was written, by its seal"
     if fault is not None:
-        raise RunFolderError(f"Line {number + 1} of {folder / STEPS} is damaged ({fault}).")
-    try:
-        step = Step.from_json(content)
-    except ValueError as error:  # rows of a matrix that differ in length
-        raise RunFolderError(f"Line {number + 1} of {folder / STEPS} is damaged ({error}).") from error
-    if step.step != number:
-        raise RunFolderError(f"Line {number + 1} of {folder / STEPS} is step {step.step}, not {number}.")
-    return step
+        raise RunFolderError(f"Line {number + 1} of {path} is damaged ({fault}).")
+    return Step.from_json(content), seal
 
 
-def _identity(header: Mapping[str, Any]) -> dict[str, Any]:
+def _seal(before: str, line: Mapping[str, Any]) -> str:
+    """A short hash of a line and of all before it; without times, so that equal runs have equal seals."""
+    told = {name: value for name, value in line.items() if name not in ("seconds", SEAL)}
+    return hashlib.blake2b((before + json.dumps(told, sort_keys=True)).encode(), digest_size=8).hexdigest()
+
+
+def identity(header: Mapping[str, Any]) -> dict[str, Any]:
     """What makes two runs the same: settings, weights and rows; not where they lie or what wrote them.
 
     How much is kept between steps changes no bit of the result.
@@ -141,10 +154,12 @@ def _identity(header: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{name: value for name, value in header["config"].items() if name != "cache_memory"},
         "model": header["model"]["weights"],
+        "model configuration": header["model"].get("configuration"),
         **{f"{name} rows": part["fingerprint"] for name, part in header["data"].items()},
+        "taken": header.get("taken"),
     }
 
 
-def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     names = [*was, *(name for name in now if name not in was)]
     return [(name, was.get(name), now.get(name)) for name in names if was.get(name) != now.get(name)]

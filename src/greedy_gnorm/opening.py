@@ -68,9 +68,13 @@ def working_copy(model: Any, source: Any, given: Settings) -> Any:
         raise GnormError("device_map needs accelerate: pip install accelerate.")
     places = _places(given.device_map)
     folder = tempfile.mkdtemp(prefix="gnorm-offload-")
-    spread = load(
-        source, dtype=dtype, trust_remote_code=given.trust_remote_code, device_map=places, offload_folder=folder
-    )
+    try:
+        spread = load(
+            source, dtype=dtype, trust_remote_code=given.trust_remote_code, device_map=places, offload_folder=folder
+        )
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
     weakref.finalize(spread, shutil.rmtree, folder)
     return spread
 
@@ -80,9 +84,12 @@ def _places(text: str) -> Any:
     if not text.lstrip().startswith("{"):
         return text
     try:
-        return json.loads(text)
-    except ValueError as error:
+        places = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise GnormError(f"device_map is no JSON: {error}.") from error
+    if not places or "meta" in places.values():
+        raise GnormError(f"device_map {text} must name a place for every module: a GPU's number, cpu or disk.")
+    return places
 
 
 def savings_for(given: Settings) -> Savings:

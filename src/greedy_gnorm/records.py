@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from greedy_gnorm.heads import Head, Step
 
 MOST_HEADS = 100_000
@@ -28,8 +30,12 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
 
 
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
 def _score(value: Any) -> bool:
-    return value is None or value in ("inf", "-inf") or (isinstance(value, float | int) and math.isfinite(value))
+    return value is None or value in ("inf", "-inf") or (isinstance(value, float | int) and abs(value) < math.inf)
 
 
 def _setting(value: Any) -> bool:
@@ -62,6 +68,7 @@ HEADER: dict[str, Any] = {
         "sites": [_word],
         "applications": [_count],
         "removed": _HEADS,
+        "configuration?": _word,
         "in_memory?": _flag,
     },
     "data": {"scoring": _ROWS, "evaluation": _ROWS},
@@ -82,9 +89,9 @@ HEADER: dict[str, Any] = {
                 "tokens": _count,
                 "threads": _count,
                 "repeats": _count,
-                "before_ms": _number,
+                "before_ms": _positive,
                 "before_spread": [_number],
-                "after_ms": _number,
+                "after_ms": _positive,
                 "after_spread": [_number],
                 "promised": _nothing_or(_number),
             }
@@ -98,6 +105,7 @@ EXPERIMENT: dict[str, Any] = {
     **HEADER,
     "data": {"evaluation": _ROWS},
     "methods": [_word],
+    "draws?": _positive,
     "runs": _count,
     "trajectories": _count,
 }
@@ -113,6 +121,7 @@ STEP: dict[str, Any] = {
     "bytes": _count,
     "seconds": {"*": _number},
     "stop": _nothing_or(_word),
+    "seal?": _word,
 }
 """A line of journal.jsonl."""
 
@@ -130,19 +139,21 @@ def header_fault(header: Any, shape: Mapping[str, Any] = HEADER) -> str | None:
         return "model.sites or model.applications has another length than model.shape says"
     if not all(0 < layers <= MOST_HEADS for layers in model["applications"]):
         return f"model.applications is {model['applications']}"
-    return _heads_fault(model["removed"], sites, heads, set())
+    fault = _heads_fault(model["removed"], sites, heads, set())
+    return "no head is left" if fault is None and len(model["removed"]) == sites * heads else fault
 
 
 def steps_fault(header: Mapping[str, Any], steps: list[Step]) -> str | None:
     """What does not fit in a run's steps, if anything: heads that it has not or no longer, scores of another shape."""
     (sites, heads), gone = header["model"]["shape"], {Head(*head) for head in header["model"]["removed"]}
     for step in steps:
-        fault = _heads_fault(step.removed, sites, heads, gone)
-        matrices = [] if step.scores is None else [step.scores.values, step.scores.keys]
-        if any(matrix.shape != (sites, heads) for matrix in matrices):
-            fault = f"the scores are not {sites} x {heads}"
-        if header["quality"] not in step.quality:
-            fault = f"there is no {header['quality']}"
+        fault = _heads_fault(step.removed, sites, heads, gone) or _scores_fault(step, sites, heads, gone)
+        if header["quality"] not in step.quality or step.quality.keys() != steps[0].quality.keys():
+            fault = f"the quality is {', '.join(step.quality)}"
+        if step.parameters == 0 or step.bytes == 0:
+            fault = "nothing is left of the model"
+        if (step.stop is not None and step is not steps[-1]) or (step is not steps[0] and not step.removed):
+            fault = "the run goes on behind its end, or without removing a head"
         if fault is not None:
             return f"step {step.step}: {fault}"
         gone |= set(step.removed)
@@ -157,9 +168,19 @@ def line_fault(line: Any) -> str | None:
 
 
 def _heads_fault(removed: Any, sites: int, heads: int, gone: set[Head]) -> str | None:
-    for head in removed:
-        if len(head) != 2 or not (head[0] < sites and head[1] < heads) or Head(*head) in gone:
+    for place, head in enumerate(removed):
+        there = len(head) == 2 and head[0] < sites and head[1] < heads
+        if not there or Head(*head) in gone or head in removed[:place]:
             return f"head {'.'.join(map(str, head))} is not there to be removed"
+    return None
+
+
+def _scores_fault(step: Step, sites: int, heads: int, gone: set[Head]) -> str | None:
+    for matrix in [] if step.scores is None else [step.scores.values, step.scores.keys]:
+        if matrix.shape != (sites, heads):
+            return f"the scores are not {sites} x {heads}"
+        if {Head(*map(int, head)) for head in np.argwhere(np.isnan(matrix))} != gone:
+            return "a head that is gone has a score, or one that is there has none"
     return None
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from greedy_gnorm.checkpoint import load, load_tokenizer, weights_fingerprint
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.files import writing_to
 from greedy_gnorm.heads import removed_by
-from greedy_gnorm.journal import Journal
+from greedy_gnorm.journal import HEADER, Journal, read_header
 from greedy_gnorm.measure import module_counts
 from greedy_gnorm.outcome import FORMATS, Run, check_format, write_outcome
+from greedy_gnorm.run import opened_journal
 from greedy_gnorm.sites import find_sites
 from greedy_gnorm.speed import torch_latencies
 from greedy_gnorm.surgery import remove
@@ -51,14 +51,22 @@ def take_step(
     pruned = copy.deepcopy(whole)
     remove(find_sites(pruned), removed_by(steps))
     header = {name: value for name, value in journal.header.items() if name != "result"}
-    taken = Journal.begin(Path(out), {**header, "taken": {"run": str(folder), "step": step}})
-    for each in steps:
-        taken.append(each)
-    times = torch_latencies(whole, pruned) if latency else []
-    run = Run(steps, steps[-1], pruned, tokenizer, taken.header, module_counts(whole), times)
-    with writing_to(taken.folder):
+    header["taken"] = {"run": str(folder), "step": step}
+    with opened_journal(Path(out), header, resume=_half_taken(Path(out))) as taken:
+        for each in steps[len(taken.steps) :]:
+            taken.append(each)
+        times = torch_latencies(whole, pruned) if latency else []
+        run = Run(steps, steps[-1], pruned, tokenizer, taken.header, module_counts(whole), times)
         write_outcome(run, taken, format)
     return run
+
+
+def _half_taken(out: Path) -> bool:
+    """Whether a step was being taken into this folder when the process ended."""
+    if not (out / HEADER).exists():
+        return False
+    header = read_header(out / HEADER)
+    return "taken" in header and "result" not in header
 
 
 def _source(journal: Journal, model: str | Path | None) -> Any:

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import resources
@@ -19,6 +20,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from greedy_gnorm import charts, facts
+from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.files import write_text, writing_to
 from greedy_gnorm.heads import Step
 from greedy_gnorm.page import Page, read_page
@@ -57,14 +59,20 @@ class LiveReport:
 
     def __exit__(self, *error: Any) -> None:
         if self.next and error[0] is not None:  # a run that ends well writes its page itself
-            write_report([self.folder])
+            self._write(live=False)
 
     def __call__(self, *_: Any) -> None:
         start = time.monotonic()
         if self.on and start >= self.next:
-            write_report([self.folder], live=True)
+            self._write(live=True)
             took = time.monotonic() - start
             self.next = start + max(SECONDS_BETWEEN, 10 * took)
+
+    def _write(self, *, live: bool) -> None:
+        try:
+            write_report([self.folder], live=live)
+        except RunFolderError as error:  # the page is not worth the run
+            warnings.warn(str(error), stacklevel=2)
 
 
 def render(page: Page, *, live: bool = False) -> str:

@@ -12,13 +12,13 @@ from typing import Any
 from greedy_gnorm import hub
 from greedy_gnorm.config import Settings
 from greedy_gnorm.data import both_batches, scoring_batches
-from greedy_gnorm.distributed import is_first, of_first, own_share
+from greedy_gnorm.distributed import of_all, of_first, own_share, together
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.files import RESUME, locked, writing_to
 from greedy_gnorm.header import described, run_header, told_source
 from greedy_gnorm.heads import Head, HeadScores, Step, removed_by
 from greedy_gnorm.journal import HEADER as RUN_HEADER
-from greedy_gnorm.journal import Journal
+from greedy_gnorm.journal import Journal, differences, identity
 from greedy_gnorm.loop import Protection, Task, prune_steps
 from greedy_gnorm.measure import module_counts, parameter_count
 from greedy_gnorm.objectives import with_reference
@@ -94,12 +94,18 @@ def prune(
         if out is None:
             raise GnormError("To push a model to the hub, name a folder for it by out.")
         hub.check(push_to_hub)
-    work = _prepared(model, tokenizer, data, eval_data, given)
+    work = together(lambda: _prepared(model, tokenizer, data, eval_data, given))
+    check_the_same(work.header)
     with ExitStack() as stack:
-        journal = None
-        if out is not None and is_first():
-            journal = stack.enter_context(opened_journal(Path(out), work.header, resume=resume))
-        lines = of_first(lambda: [] if journal is None else [step.to_json() for step in journal.steps])
+        journal: Journal | None = None
+
+        def opened_lines() -> list[dict[str, Any]]:
+            nonlocal journal
+            if out is not None:
+                journal = stack.enter_context(opened_journal(Path(out), work.header, resume=resume))
+            return [] if journal is None else [step.to_json() for step in journal.steps]
+
+        lines = of_first(opened_lines)
         history = [Step.from_json(line) for line in lines]
         steps = walk(work.sites, work.task, journal, history, on_step, work.limit)
         run = _solved(work, steps)
@@ -156,6 +162,14 @@ def _prepared(model: Any, tokenizer: Any, data: Any, eval_data: Any, given: Sett
     return Work(model, tokenizer, sites, task, header, task.rules.limit or situation.removable)
 
 
+def check_the_same(header: dict[str, Any]) -> None:
+    """Several processes must work on the same thing: each machine may have files of its own."""
+    first, *others = of_all(identity(header))
+    for place, other in enumerate(others, start=1):
+        for name, was, now in differences(first, other):
+            raise GnormError(f"Processes 0 and {place} work on different things: {name} is {was!r} and {now!r}.")
+
+
 @contextmanager
 def opened_journal(folder: Path, header: dict[str, Any], *, resume: bool) -> Iterator[Journal]:
     """The journal of a run in this folder, begun or gone on with, while no other process works there."""
@@ -201,8 +215,8 @@ def parse_heads(text: str | None, sites: Sites) -> frozenset[Head]:
         site, dot, index = part.partition(".")
         if not part:
             continue
-        known = site.isdecimal() and int(site) < len(sites)
-        if not known or (dot and not (index.isdecimal() and int(index) < sites[int(site)].total)):
+        known = _small(site) and int(site) < len(sites)
+        if not known or (dot and not (_small(index) and int(index) < sites[int(site)].total)):
             raise GnormError(
                 f"protect: {part!r} names no head. Write SITE.HEAD or SITE; this model has {sites.shape[0]} sites "
                 f"of {sites.shape[1]} heads, counted from 0."
@@ -210,6 +224,10 @@ def parse_heads(text: str | None, sites: Sites) -> frozenset[Head]:
         numbers = [int(index)] if dot else range(sites[int(site)].total)
         heads |= {Head(int(site), number) for number in numbers}
     return frozenset(heads)
+
+
+def _small(number: str) -> bool:
+    return number.isdecimal() and len(number) < 10
 
 
 def situation_of(sites: Sites, protection: Protection) -> Situation:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from greedy_gnorm.errors import UnsupportedModel
 from greedy_gnorm.families import FAMILIES, Family
@@ -189,3 +189,9 @@ def _linear(module: nn.Module, name: str) -> nn.Linear:
     if not isinstance(module, nn.Linear):
         raise UnsupportedModel(f"{name} has a {type(module).__name__} where a torch.nn.Linear is needed.")
     return module
+
+
+def weight_of(linear: nn.Linear) -> Tensor:
+    """A layer's weight, also where accelerate holds it elsewhere (offloaded)."""
+    held: Any = getattr(getattr(linear, "_hf_hook", None), "weights_map", None)
+    return held["weight"] if linear.weight.is_meta and held is not None else linear.weight

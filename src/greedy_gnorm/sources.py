@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,10 @@ def _read_file(path: Path) -> datasets.Dataset:
     if builder == "csv":
         # Words such as "NA" or "null" are text like any other
         options = {"keep_default_na": False, "sep": "\t" if path.suffix.lower() == ".tsv" else ","}
-    return _built(
-        lambda: datasets.load_dataset(builder, data_files=[glob.escape(str(path))], split="train", **options), str(path)
-    )
+    # A cache of its own: the common one takes a file of the same name and time for the same file
+    with tempfile.TemporaryDirectory(prefix="gnorm-data-") as cache:
+        options |= {"data_files": [glob.escape(str(path))], "cache_dir": cache, "keep_in_memory": True}
+        return _built(lambda: datasets.load_dataset(builder, split="train", **options), str(path))
 
 
 def _read_folder(folder: Path) -> Tables:

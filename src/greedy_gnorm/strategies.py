@@ -9,6 +9,7 @@ from greedy_gnorm.errors import GnormError
 from greedy_gnorm.registry import Registry
 from greedy_gnorm.scores import SCORES
 
+GREEDY, RANDOM = "greedy-gnorm", "random"
 EVERY_STEP = 1
 NEVER = 0
 

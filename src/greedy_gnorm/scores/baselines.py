@@ -9,7 +9,7 @@ from greedy_gnorm.batches import Batches
 from greedy_gnorm.heads import HeadScores
 from greedy_gnorm.objectives import Objective
 from greedy_gnorm.scores.registry import score
-from greedy_gnorm.sites import Sites
+from greedy_gnorm.sites import Sites, weight_of
 
 
 @score("random", about="a uniform number from the seed", paper="-", cost="none")
@@ -25,7 +25,8 @@ def magnitude(sites: Sites, batches: Batches, objective: Objective) -> HeadScore
     """The l2 norm of the head's blocks of all four projections."""
     rows = []
     for site in sites:
-        blocks = [linear.weight for linear in site.projections.values()] + [site.output.weight.mT]  # (D, d) each
+        projections = [weight_of(linear) for linear in site.projections.values()]
+        blocks = [*projections, weight_of(site.output).mT]  # (D, d) each
         squares = sum(block.double().square().sum(1) for block in blocks)
         assert isinstance(squares, torch.Tensor)
         rows.append(squares.view(-1, site.head_size).sum(1).sqrt().tolist())

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from greedy_gnorm.batches import Batches
-from greedy_gnorm.errors import GnormError
+from greedy_gnorm.errors import GnormError, NonFiniteScore
 from greedy_gnorm.heads import HeadScores
 from greedy_gnorm.objectives import OBJECTIVES, Objective
 from greedy_gnorm.registry import Registry
@@ -33,7 +35,11 @@ class Score:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
-        return self.function(sites, batches, objective, **self.options)
+        scores = self.function(sites, batches, objective, **self.options)
+        for head in sites.survivors():
+            if np.isnan(scores.keys[head]):
+                raise NonFiniteScore(f"The {self.name} of head {head} is not a number. Are all weights finite?")
+        return scores
 
     @property
     def key(self) -> tuple[object, ...]:
