@@ -128,6 +128,16 @@ def test_albert_has_its_picture_of_tied_heads(tmp_path):
     assert (tmp_path / "c" / "figures" / "tied-heads.png").exists()
 
 
+def test_a_pruned_model_is_compared_though_a_site_has_no_head(tmp_path):
+    model = tiny_model("bert", **LABEL_NAMES)
+    gg.remove_heads(model, {1: [0, 1, 2, 3]})
+    options = {"methods": "greedy-gnorm", "runs": 1, "samples": 9, "eval_samples": 21}
+    gg.compare(model, tiny_tokenizer(), ROWS, out=tmp_path / "c", **options)
+    picture = (tmp_path / "c" / "figures" / "gradient-change.svg").read_text()
+    assert picture.count("site 1 (no head)") == 1
+    assert picture.count("(no head)") == 1
+
+
 def test_the_command(tmp_path, model_folder, data_file, capsys):
     command = ["compare", str(model_folder), "--data", str(data_file), "--out", str(tmp_path / "c"), "--samples", "9"]
     command += ["--methods", "greedy-gnorm,random", "--runs", "2", "--trajectories", "2"]

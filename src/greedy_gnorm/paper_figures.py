@@ -179,20 +179,25 @@ def _pooled(matrix: Tensor, size: int) -> Matrix:
 
 
 def gradient_change_figure(changes: Sequence[Matrix], head: Head) -> Figure:
-    """The pooled differences, a panel a site: anything but white is a gradient that moved."""
+    """The pooled differences, a panel a site: anything but white is a gradient that moved.
+
+    A site whose heads are all gone already has no gradient, (0, columns), and an empty panel.
+    """
     columns = min(len(changes), 4)
     rows = -(-len(changes) // columns)
     figure = Figure(figsize=(2.3 * columns + 0.8, 2.3 * rows + 0.5), layout="constrained")
-    limit = max(float(np.abs(change).max()) for change in changes) or 1.0
+    limit = max(float(np.abs(change).max(initial=0)) for change in changes) or 1.0
     panels = []
     for place, change in enumerate(changes):
         axes = figure.add_subplot(rows, columns, place + 1)
         panels.append(axes)
-        picture = axes.pcolormesh(change, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axes.set(xticks=[], yticks=[], aspect="equal")
+        if not change.size:
+            axes.set_title(f"site {place} (no head)", fontsize=8)
+            continue
         axes.set_title(f"site {place}" + (" (head removed here)" if place == head.site else ""), fontsize=8)
-        axes.set_aspect("equal")
+        picture = axes.pcolormesh(change, cmap="RdBu_r", vmin=-limit, vmax=limit)
         axes.invert_yaxis()
-        axes.set(xticks=[], yticks=[])
     figure.colorbar(picture, ax=panels, shrink=0.7, label="G' - G")
     figure.suptitle(f"Change of the Q gradients when head {head} goes (means over blocks of the head size)", fontsize=9)
     return figure
