@@ -10,7 +10,7 @@ import pytest
 from conftest import LABEL_NAMES, shared, tiny_model, tiny_rows, tiny_tokenizer
 
 import greedy_gnorm as gg
-from greedy_gnorm import loop
+from greedy_gnorm import charts, loop, paper_figures
 from greedy_gnorm.cli import main
 from greedy_gnorm.comparison import at_share, heads_before_drop, mean_over_curve, read_comparison, staleness
 from greedy_gnorm.heads import removed_by
@@ -165,6 +165,16 @@ def test_names_of_methods():
     assert set(STRATEGIES) - set(every) == {"attribution-greedy", "leave-one-out-greedy", "shapley-greedy"}
     assert methods_named("ae,paper")[0] == "ae"
     assert len(methods_named("ae,paper")) == 5
+
+
+def test_no_two_methods_look_alike():
+    methods = [*methods_named("all"), "attribution-greedy", "leave-one-out-greedy", "shapley-greedy"]
+    for looks in (
+        [(look["color"], look["linestyle"]) for look in paper_figures.styles(methods).values()],
+        [(look["color"], look["dash"]) for look in charts.looks(methods).values()],
+    ):
+        assert len(set(looks)) == len(looks) == len(STRATEGIES)
+        assert looks[0][1] in ("-", "solid"), "Greedy-Gnorm"
 
 
 PAPERS_NUMBERS = {

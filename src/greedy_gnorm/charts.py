@@ -18,6 +18,7 @@ Curves = Mapping[str, Sequence[Walk]]
 
 BOXES = 25
 DASHES = ("solid", "dash", "dot", "dashdot")
+"""Four, where there are seven colours: 28 methods before a pair comes again."""
 KINDS = {"score": "Scoring", "evaluate": "Evaluating", "remove": "Removing"}
 
 
@@ -32,7 +33,7 @@ def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "color": COLOURS[place % len(COLOURS)],
-            "dash": DASHES[(place // len(COLOURS) + place) % len(DASHES)] if place else "solid",
+            "dash": DASHES[place % len(DASHES)],
             "width": 3 if name == GREEDY else 2,
         }
         for place, name in enumerate(ordered)

@@ -39,6 +39,7 @@ from greedy_gnorm.rules import curve
 from greedy_gnorm.sites import Sites
 
 STYLES = ("-", "--", ":", "-.")
+"""Four, where there are seven colours: 28 methods before a pair comes again."""
 
 
 def write_all(comparison: Comparison, folder: Path) -> None:
@@ -62,7 +63,7 @@ def styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     for place, method in enumerate(ordered):
         looks[method] = {
             "color": COLOURS[place % len(COLOURS)],
-            "linestyle": STYLES[(place // len(COLOURS) + place) % len(STYLES)] if place else "-",
+            "linestyle": STYLES[place % len(STYLES)],
             "linewidth": 2.4 if method == GREEDY else 1.5,
         }
     return looks
@@ -70,13 +71,13 @@ def styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def curves(comparison: Comparison) -> Figure:
     """Quality against heads removed, a line a method, a band from the lowest to the highest of its runs."""
-    figure = Figure(figsize=(8, 4.8 if len(comparison.curves) < 8 else 6), layout="constrained")
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = _plot_axes(figure.add_subplot(), comparison)
     for method, look in styles(list(comparison.curves)).items():
         heads, values = _values(comparison.curves[method])
         axes.fill_between(heads, values.min(0), values.max(0), color=look["color"], alpha=0.13, linewidth=0)
         axes.plot(heads, values.mean(0), label=f"{method} ({len(values)})", **look)
-    axes.legend(frameon=False, fontsize=8, ncols=1 if len(comparison.curves) < 8 else 2, title="method (runs)")
+    _legend(figure, axes, "method (runs)")
     return figure
 
 
@@ -156,8 +157,7 @@ def drift(comparison: Comparison) -> Figure:
     axes.set(xlabel="Heads removed", ylabel="Kendall's tau with the first scores", ylim=(-1.05, 1.05))
     axes.grid(color=LIGHT)
     axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8)
+    _legend(figure, axes, "method")
     return figure
 
 
@@ -207,6 +207,16 @@ def _values(walks: Sequence[Walk]) -> tuple[Any, Any]:
     """Heads removed, (points,), and the quality of each run there, (runs, points)."""
     heads = np.array([gone for gone, _ in curve(walks[0])])
     return heads, np.array([[quality for _, quality in curve(walk)] for walk in walks])
+
+
+def _legend(figure: Figure, axes: Axes, title: str) -> None:
+    """What the lines are: inside the axes, or beside them where that would hide the lines."""
+    lines, names = axes.get_legend_handles_labels()
+    if len(lines) < 8:
+        axes.legend(frameon=False, fontsize=8, title=title)
+    else:
+        figure.set_size_inches(10, max(4.8, 0.25 * len(lines)))
+        figure.legend(lines, names, loc="outside right center", frameon=False, fontsize=8, title=title)
 
 
 def _plot_axes(axes: Axes, comparison: Comparison) -> Axes:
