@@ -207,3 +207,19 @@ def test_staleness_starts_at_one(tmp_path):
     assert taus[0] == (0, pytest.approx(1.0))
     assert all(-1 <= tau <= 1 for _, tau in taus)
     assert np.allclose([tau for _, tau in staleness(comparison.curves["ae"][0])], 1)
+
+
+def test_scores_that_change_later_than_at_the_second_step_get_stale_too(tmp_path):
+    comparison = compare(tmp_path / "c", methods="greedy-gnorm", runs=1, recompute=3)
+    taus = [tau for _, tau in staleness(comparison.curves["greedy-gnorm"][0])]
+    assert taus[:3] == pytest.approx([1, 1, 1])
+    assert min(taus) < 1, "the scores do not change: the test would prove nothing"
+    assert (tmp_path / "c" / "figures" / "staleness.png").exists()
+    assert charts.drift(comparison.curves) is not None
+
+
+def test_scores_that_never_change_have_no_picture_of_their_staleness(tmp_path):
+    comparison = compare(tmp_path / "c", methods="ae,random", runs=1, trajectories=1)
+    assert (tmp_path / "c" / "figures" / "curves.png").exists()
+    assert not (tmp_path / "c" / "figures" / "staleness.png").exists()
+    assert charts.drift(comparison.curves) is None

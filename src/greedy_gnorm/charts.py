@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from greedy_gnorm.comparison import Walk, is_rescored, staleness
+from greedy_gnorm.comparison import Walk, drifts
 from greedy_gnorm.figures import ACCENT, COLOURS, DARK, GREEDY, LIGHT, MUTED, RANDOM
 from greedy_gnorm.rules import curve
 
@@ -134,9 +134,7 @@ def drift(curves: Curves) -> Chart | None:
     """Kendall's tau between the first scores and those after n removals; None where no method scores again."""
     traces: list[Any] = []
     for name, look in looks(list(curves)).items():
-        traces += _band(
-            [points for walk in curves[name] if is_rescored(walk) and (points := staleness(walk))], name, look
-        )
+        traces += _band(drifts(curves[name]), name, look)
     if not traces:
         return None
     return _chart(

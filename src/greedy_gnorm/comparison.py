@@ -172,11 +172,13 @@ def staleness(walk: Walk) -> list[tuple[int, float]]:
 
 def is_rescored(walk: Walk) -> bool:
     """Whether the scores change along the walk."""
-    scored = [step.scores for step in walk if step.scores is not None]
-    if len(scored) < 2:
-        return False
-    there = ~np.isnan(scored[1].values)
-    return not np.array_equal(scored[0].values[there], scored[1].values[there])
+    keys = [step.scores.keys for step in walk if step.scores is not None]
+    return any(bool(((later != keys[0]) & ~np.isnan(later)).any()) for later in keys[1:])
+
+
+def drifts(walks: Sequence[Walk]) -> list[list[tuple[int, float]]]:
+    """The staleness of those walks that have a line to draw: scores that change, while heads enough are left."""
+    return [points for walk in walks if is_rescored(walk) and len(points := staleness(walk)) > 1]
 
 
 def read_experiment(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from greedy_gnorm.batches import Batches
-from greedy_gnorm.comparison import Comparison, Walk, is_rescored, solution, staleness
+from greedy_gnorm.comparison import Comparison, Walk, drifts, solution
 from greedy_gnorm.figures import (
     ACCENT,
     COLOURS,
@@ -50,7 +50,8 @@ def write_all(comparison: Comparison, folder: Path) -> None:
     save(masks(comparison), folder / "masks")
     if max(comparison.header["model"]["applications"]) > 1:
         save(tied_heads(comparison.header["model"]), folder / "tied-heads")
-    save(drift(comparison), folder / "staleness")
+    if (stale := drift(comparison)) is not None:
+        save(stale, folder / "staleness")
     for method, walks in comparison.curves.items():
         if method != RANDOM and walks[0][1].scores is not None:
             save(heat_map(walks[0][1].scores, f"Scores before pruning: {method}"), folder / f"scores-{method}")
@@ -141,16 +142,18 @@ def tied_heads(model: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def drift(comparison: Comparison) -> Figure:
-    """How stale the first ranking is: Kendall's tau between the first scores and those after n removals."""
+def drift(comparison: Comparison) -> Figure | None:
+    """Kendall's tau between the first scores and those after n removals; None where no method scores again."""
+    walks = {method: drifts(runs) for method, runs in comparison.curves.items()}
+    if not any(walks.values()):
+        return None
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for method, look in styles(list(comparison.curves)).items():
-        walks = [staleness(walk) for walk in comparison.curves[method] if is_rescored(walk)]
-        if walks:
-            shortest = min(len(walk) for walk in walks)
-            heads = [gone for gone, _ in walks[0][:shortest]]
-            taus = np.array([[tau for _, tau in walk[:shortest]] for walk in walks])
+        if walks[method]:
+            shortest = min(len(walk) for walk in walks[method])
+            heads = [gone for gone, _ in walks[method][0][:shortest]]
+            taus = np.array([[tau for _, tau in walk[:shortest]] for walk in walks[method]])
             axes.fill_between(heads, taus.min(0), taus.max(0), color=look["color"], alpha=0.13, linewidth=0)
             axes.plot(heads, taus.mean(0), label=method, **look)
     axes.axhline(0, color=MUTED, linewidth=0.8)
