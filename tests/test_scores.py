@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_batch, tiny_model
+from conftest import LABEL_NAMES, tiny_batch, tiny_model
 from twins import maps_of, slow_entropy, slow_gate_gradients, unpadded
 
 import greedy_gnorm as gg
 from greedy_gnorm.attention import attention_maps
 from greedy_gnorm.batches import ready_batches
+from greedy_gnorm.cli import main
 from greedy_gnorm.evaluate import evaluate
 from greedy_gnorm.gradients import map_gradients
 from greedy_gnorm.heads import Head
@@ -225,6 +227,19 @@ def test_shapley_is_truncated():
     assert (ours.values == 0).all()
     with pytest.raises(gg.GnormError, match="at least 2 permutations"):
         gg.score(model, BATCHES, score="shapley", score_options="permutations=1")
+
+
+def test_the_command_says_how_sure_shapley_values_are(tmp_path, model_folder, data_file, capsys):
+    tiny_model("bert", seed=1, num_hidden_layers=2, **LABEL_NAMES).save_pretrained(model_folder)
+    command = ["score", str(model_folder), "--data", str(data_file), "--samples", "12", "--out", str(tmp_path / "s")]
+    assert main([*command, "--score", "shapley", "--score-options", "permutations=5,tolerance=-1"]) == 0
+    widths = json.loads((tmp_path / "s" / "scores.json").read_text())["parts"]["half_width"]
+    within = np.mean(widths)
+    assert within > 1e-3, "no interval: the test would prove nothing"
+    said = f"Scores to within ± {within:.4f} on average (95 %; permutations=5; tolerance=-1.0)"
+    assert said in capsys.readouterr().out
+    assert main([*command, "--score", "magnitude"]) == 0
+    assert "within" not in capsys.readouterr().out
 
 
 def test_objectives_by_formula():
