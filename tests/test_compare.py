@@ -12,8 +12,18 @@ from conftest import LABEL_NAMES, shared, tiny_model, tiny_rows, tiny_tokenizer
 import greedy_gnorm as gg
 from greedy_gnorm import charts, loop, paper_figures
 from greedy_gnorm.cli import main
-from greedy_gnorm.comparison import at_share, heads_before_drop, mean_over_curve, read_comparison, staleness
-from greedy_gnorm.heads import removed_by
+from greedy_gnorm.comparison import (
+    Comparison,
+    at_share,
+    heads_before_drop,
+    mean_over_curve,
+    read_comparison,
+    solutions,
+    staleness,
+    table,
+)
+from greedy_gnorm.heads import Head, Step, removed_by
+from greedy_gnorm.measure import as_csv, as_markdown
 from greedy_gnorm.strategies import PAPER, STRATEGIES, methods_named
 
 ROWS = tiny_rows(60)
@@ -192,6 +202,60 @@ def test_the_measures_on_the_authors_curves(model):
     shares, mean = PAPERS_NUMBERS[model]
     assert mean_over_curve(points) == pytest.approx(mean, abs=6e-4)
     assert [at_share(points, share) for share in (0.25, 0.5, 0.75, 0.81)] == pytest.approx(shares, abs=6e-4)
+
+
+def made_up(qualities):
+    """A walk with these accuracies: a head is a megabyte of twelve."""
+    return [
+        Step(place, (Head(0, place),) if place else (), None, {"accuracy": quality}, (12 - place) * 2**18, 0, {})
+        for place, quality in enumerate(qualities)
+    ]
+
+
+MADE_UP = Comparison(
+    {"quality": "accuracy"},
+    {"twice": [made_up([0.8, 0.8, 0.8, 0.2]), made_up([0.8, 0.8, 0.4, 0.2])], "once": [made_up([0.8, 0.7, 0.6, 0.2])]},
+)
+
+
+def rows(header, cells):
+    return [dict(zip(header, row, strict=True)) for row in cells]
+
+
+def test_the_table_of_solutions():
+    twice, once = rows(*solutions(MADE_UP))
+    assert twice == {
+        "method": "twice", "runs": "2",
+        "before": "80.00 ± 0.00", "after": "80.00 ± 0.00*", "decrease %": "0.00 ± 0.00*",
+        "MB before": "12.00 ± 0.00", "MB after": "10.50 ± 0.71", "reduction %": "12.50 ± 5.89",
+        "heads gone": "1.5 ± 0.7", "parameters before": "3,145,728 ± 0", "parameters after": "2,752,512 ± 185,364",
+    }  # fmt: skip
+    assert once == {
+        "method": "once", "runs": "1", "before": "80.00", "after": "60.00", "decrease %": "25.00",
+        "MB before": "12.00", "MB after": "10.00*", "reduction %": "16.67*",
+        "heads gone": "2.0*", "parameters before": "3,145,728", "parameters after": "2,621,440*",
+    }  # fmt: skip
+    header, cells = solutions(MADE_UP)
+    (first, _) = csv.DictReader(as_csv(header, cells).splitlines())
+    assert first["parameters after"] == "2752512 ± 185364"
+    assert len({line.count("|") for line in as_markdown(header, cells).splitlines()}) == 1
+
+
+def test_what_starts_at_nothing_has_no_decrease():
+    (row,) = rows(*solutions(Comparison({"quality": "accuracy"}, {"a": [made_up([0.0, 0.0]), made_up([0.0, 0.0])]})))
+    assert row["decrease %"] == "-"
+    (row,) = rows(*solutions(Comparison({"quality": "accuracy"}, {"a": [made_up([-0.5, -0.2, -1.0])]})))
+    assert row["decrease %"] == "-60.00*", "a quality below zero (r2) that has grown"
+
+
+def test_the_best_of_a_column_is_marked():
+    twice, once = rows(*table(MADE_UP))
+    assert (twice["before"], once["before"]) == ("0.800 ± 0.000", "0.800")
+    assert (twice["mean"], once["mean"]) == ("0.633 ± 0.094*", "0.600")
+    assert (twice["knee: heads gone"], once["knee: heads gone"]) == ("1.5 ± 0.7", "2.0*")
+    assert (twice["knee: quality"], once["knee: quality"]) == ("0.800 ± 0.000*", "0.600")
+    alike = rows(*table(Comparison(MADE_UP.header, {"a": MADE_UP.curves["once"], "b": MADE_UP.curves["once"]})))
+    assert [row["mean"] for row in alike] == ["0.600*", "0.600*"]
 
 
 def test_heads_before_a_drop():
