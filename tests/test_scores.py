@@ -61,11 +61,33 @@ def test_entropy_of_exact_zeros_is_zero_where_the_raw_formula_has_nan():
         assert np.isfinite(values).all()
 
 
-def test_entropy_is_taken_in_float32_whatever_the_models_type():
-    half = gg.score(tiny_model("bert", dtype=torch.bfloat16), BATCHES, score="entropy", dtype="bfloat16")
-    assert half.values.dtype == np.float64
-    full = gg.score(tiny_model("bert"), BATCHES, score="entropy")
-    np.testing.assert_allclose(half.values, full.values, rtol=0.1)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_maps_are_taken_in_float32_whatever_the_models_type(dtype):
+    model = tiny_model("bert", dtype=getattr(torch, dtype))
+    (row, *_) = unpadded(tiny_batch())
+    sites, seen = find_sites(model), {}
+    hooks = [
+        linear.register_forward_hook(lambda module, inputs, output: seen.update({module: output}))
+        for site in sites
+        for linear in (site.query, site.key)
+    ]
+    with torch.no_grad(), attention_maps(sites, lambda site, weights: weights):
+        logits = model(**row).logits
+    for hook in hooks:
+        hook.remove()
+    entropies, confidences = np.zeros(sites.shape), np.zeros(sites.shape)
+    for site in sites:
+        query, key = (seen[linear].view(1, -1, 4, 4).transpose(1, 2) for linear in (site.query, site.key))
+        weights = (query @ key.mT * 4**-0.5).double().softmax(-1)  # the logits are half precision, their softmax is not
+        entropies[site.index] = -(weights * weights.log()).sum(-1).mean(-1)
+        confidences[site.index] = weights.amax(-1).mean(-1)
+    ours = gg.score(model, [row], score="entropy", score_options="variant=A", dtype=dtype)
+    np.testing.assert_allclose(ours.values, entropies, rtol=1e-6)
+    ours = gg.score(model, [row], score="confidence", dtype=dtype)
+    np.testing.assert_allclose(ours.values, confidences, rtol=1e-6)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        torch.testing.assert_close(logits, model(**row).logits, rtol=0, atol=2e-3)  # rounding may differ by a bit
 
 
 @pytest.mark.parametrize("state", STATES)
