@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
+from collections import Counter
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from conftest import LABEL_NAMES, shared, tiny_model, tiny_rows, tiny_tokenizer
+import torch
+import yaml
+from conftest import LABEL_NAMES, shared, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
+from twins import unpadded
 
 import greedy_gnorm as gg
 from greedy_gnorm import charts, loop, paper_figures
+from greedy_gnorm.batches import ready_batches
 from greedy_gnorm.cli import main
 from greedy_gnorm.comparison import (
     Comparison,
@@ -24,6 +31,9 @@ from greedy_gnorm.comparison import (
 )
 from greedy_gnorm.heads import Head, Step, removed_by
 from greedy_gnorm.measure import as_csv, as_markdown
+from greedy_gnorm.objectives import OBJECTIVES
+from greedy_gnorm.scores import Score
+from greedy_gnorm.sites import find_sites
 from greedy_gnorm.strategies import PAPER, STRATEGIES, methods_named
 
 ROWS = tiny_rows(60)
@@ -55,9 +65,16 @@ def test_every_method_walks_on_the_same_evaluation_rows(tmp_path):
         for walk in walks:
             assert len(set(removed_by(walk))) == 8
             assert walk[0].quality == comparison.curves["ae"][0][0].quality
-    for name in ("curves", "against-random", "masks", "staleness", "gradient-change", "scores-greedy-gnorm"):
-        assert (tmp_path / "c" / "figures" / f"{name}.png").stat().st_size > 4000
-    assert not (tmp_path / "c" / "figures" / "tied-heads.png").exists()
+    figures = {"curves", "against-random", "masks", "staleness", "gradient-change"}
+    figures |= {f"scores-{method}" for method in PAPER if method != "random"}
+    assert {path.name for path in (tmp_path / "c" / "figures").iterdir()} == {
+        f"{name}.{kind}" for name in figures for kind in ("png", "svg")
+    }
+    for name in figures:
+        picture = (tmp_path / "c" / "figures" / f"{name}.png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        assert len(picture) > 4000
+        ElementTree.parse(tmp_path / "c" / "figures" / f"{name}.svg")
     assert essence(read_comparison(tmp_path / "c")) == essence(comparison)
 
 
@@ -70,14 +87,19 @@ def test_a_part_is_the_run_that_prune_makes(tmp_path):
 
 
 def test_what_methods_share_is_computed_once(tmp_path, monkeypatch):
-    counts = {"score": 0, "evaluate": 0}
-    evaluate = loop.evaluate
+    evaluated, scored = [], []
+    evaluate, score = loop.evaluate, Score.__call__
 
     def counted(sites, batches):
-        counts["evaluate"] += 1
+        evaluated.append(frozenset(sites.removed()))
         return evaluate(sites, batches)
 
+    def counted_score(self, sites, batches, objective):
+        scored.append(self.name)
+        return score(self, sites, batches, objective)
+
     monkeypatch.setattr(loop, "evaluate", counted)
+    monkeypatch.setattr(Score, "__call__", counted_score)
     comparison = compare(tmp_path / "c", methods="ae,inverse-ae,gnorm-static,greedy-gnorm", runs=1)
     masks = {
         frozenset(removed_by(walk[: place + 1]))
@@ -85,7 +107,8 @@ def test_what_methods_share_is_computed_once(tmp_path, monkeypatch):
         for walk in walks
         for place in range(len(walk))
     }
-    assert counts["evaluate"] == len(masks) < 4 * 9
+    assert len(evaluated) == len(masks) < 4 * 9
+    assert Counter(scored) == {"entropy": 1, "gnorm": 8}, "static methods score once, with whoever scores the same"
 
 
 def test_a_comparison_is_resumed_and_a_finished_part_is_not_computed_again(tmp_path, monkeypatch):
@@ -133,6 +156,35 @@ def test_folders_and_names_are_checked(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def plain_query_gradients(model, batches):
+    """The gradient of the mean norm of the logits by each query weight, by autograd alone."""
+    rows = [row for batch in batches for row in unpadded(batch)]
+    weights = [site.query.weight for site in find_sites(model)]
+    norms = [model(**{name: row[name] for name in ("input_ids", "attention_mask")}).logits.norm() for row in rows]
+    return torch.autograd.grad(sum(norms) / len(rows), weights)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_the_change_of_gradients_is_that_of_plain_autograd(family):
+    """A closed gate must be what weights of zero are: the head's columns of the output projection."""
+    model, batches = tiny_model(family, dtype=torch.float64), [tiny_batch(seed=1), tiny_batch(rows=3, longest=7)]
+    gg.remove_heads(model, {0: [1]})
+    head = Head(0, 2)
+    changes = paper_figures.gradient_change(find_sites(model), ready_batches(batches), OBJECTIVES["logit-norm"], head)
+    before = plain_query_gradients(model, batches)
+    closed = copy.deepcopy(model)
+    with torch.no_grad():
+        find_sites(closed)[0].output.weight[:, 4:8] = 0  # heads 0, 2, 3 are left, each of size 4
+    after = plain_query_gradients(closed, batches)
+    assert changes[0].shape == (3, 4)
+    for ours, old, new in zip(changes, before, after, strict=True):
+        difference = (new - old).numpy()
+        for row, column in np.ndindex(*ours.shape):
+            block = difference[4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+            assert ours[row, column] == pytest.approx(block.mean(), rel=1e-9, abs=1e-15)
+        assert np.abs(ours).max() > 1e-4, "no gradient moves: the test would prove nothing"
+
+
 def test_albert_has_its_picture_of_tied_heads(tmp_path):
     compare(tmp_path / "c", family="albert", methods="greedy-gnorm", runs=1)
     assert (tmp_path / "c" / "figures" / "tied-heads.png").exists()
@@ -166,6 +218,38 @@ def test_the_command(tmp_path, model_folder, data_file, capsys):
     assert main([*command, "--resume", "--json", "--quiet"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [row["method"] for row in result["comparison"]] == ["greedy-gnorm", "random"]
+
+
+@pytest.mark.parametrize("methods", ["greedy-gnorm,random", ["greedy-gnorm", "random"]])
+def test_the_command_reads_a_file(methods, tmp_path, model_folder, data_file, capsys):
+    wanted = {"model": str(model_folder), "data": str(data_file), "methods": methods, "runs": 1, "trajectories": 2}
+    wanted |= {"out": str(tmp_path / "c"), "samples": 9, "eval-samples": 21, "seed": 3}
+    (tmp_path / "compare.yaml").write_text(yaml.safe_dump(wanted))
+    assert main(["compare", "--config", str(tmp_path / "compare.yaml"), "--runs", "2", "--json", "--quiet"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [(row["method"], row["runs"]) for row in result["comparison"]] == [("greedy-gnorm", "2"), ("random", "2")]
+    asked = json.loads((tmp_path / "c" / "experiment.json").read_text())
+    assert (asked["config"]["samples"], asked["config"]["eval_samples"], asked["config"]["seed"]) == (9, 21, 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("data: [a.csv, b.csv]", "data must be one value, not ['a.csv', 'b.csv']"),
+        ("score-options: [variant=A, eps=1]", "score_options must be one value, not ['variant=A', 'eps=1']"),
+        ("methods: [ae, 3]", "methods must be names, not 3"),
+        ("methods: {ae: 1}", "methods must be one value, not {'ae': 1}"),
+        ("stop: [knee, 3]", "stop must be names, not 3"),
+    ],
+)
+def test_a_list_where_none_belongs_is_refused(line, message, tmp_path, model_folder, data_file, capsys):
+    name = line.split(":")[0]
+    (tmp_path / "compare.yaml").write_text(line)
+    command = ["prune" if name == "stop" else "compare", str(model_folder), "--out", str(tmp_path / "c")]
+    command += [] if name == "data" else ["--data", str(data_file)]
+    assert main([*command, "--config", str(tmp_path / "compare.yaml")]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "c").exists()
 
 
 def test_names_of_methods():
