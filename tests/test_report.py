@@ -215,6 +215,7 @@ def test_a_comparison_has_its_lines_boxes_and_tables(tmp_path):
     assert lines["ae"]["y"] == pytest.approx(mean.tolist(), abs=1e-6)
     assert {trace["meta"] for trace in page["charts"]["drift"]["data"]} == {"greedy-gnorm", "random"}
     assert "At the knee of the curve" in text
+    assert "parameters before" in text
     assert (
         "gnorm compare my-model --data reviews.csv --methods greedy-gnorm,ae,random --runs 2 --trajectories 6" in text
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import random
 
 import pytest
 from conftest import shared
@@ -104,6 +105,17 @@ def test_the_knee_of_the_authors_curves(model, heads):
 def test_the_knee_of_a_curve_that_only_falls_below_its_chord_is_its_start():
     assert knee([(0, 1.0), (1, 0.1), (2, 0.0)]) == 0
     assert knee([(0, 1.0)]) == 0
+    assert knee([(0, 0.76), *((gone, 0.33) for gone in range(1, 73))]) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rounding_makes_no_knee(seed):
+    """Whether the curve is at its end at once or falls by a straight line: no point is above the chord."""
+    chance = random.Random(seed)
+    rows, heads, scale = chance.choice([100, 300, 917]), chance.randint(2, 144), chance.choice([1, -1e6])
+    first, end = (chance.randint(*span) / rows * scale for span in ((rows // 2, rows), (0, rows // 3)))
+    assert knee([(0, max(first, end)), *((gone, min(first, end)) for gone in range(1, heads + 1))]) == 0
+    assert knee([(gone, (rows - 3 * gone) / rows * abs(scale)) for gone in range(heads + 1)]) == 0
 
 
 def test_every_rule_can_be_written_as_its_form_says():

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_batch, tiny_model
+from conftest import LABEL_NAMES, tiny_batch, tiny_model
 from twins import maps_of, slow_entropy, slow_gate_gradients, unpadded
 
 import greedy_gnorm as gg
 from greedy_gnorm.attention import attention_maps
 from greedy_gnorm.batches import ready_batches
+from greedy_gnorm.cli import main
 from greedy_gnorm.evaluate import evaluate
 from greedy_gnorm.gradients import map_gradients
 from greedy_gnorm.heads import Head
@@ -59,11 +61,33 @@ def test_entropy_of_exact_zeros_is_zero_where_the_raw_formula_has_nan():
         assert np.isfinite(values).all()
 
 
-def test_entropy_is_taken_in_float32_whatever_the_models_type():
-    half = gg.score(tiny_model("bert", dtype=torch.bfloat16), BATCHES, score="entropy", dtype="bfloat16")
-    assert half.values.dtype == np.float64
-    full = gg.score(tiny_model("bert"), BATCHES, score="entropy")
-    np.testing.assert_allclose(half.values, full.values, rtol=0.1)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_maps_are_taken_in_float32_whatever_the_models_type(dtype):
+    model = tiny_model("bert", dtype=getattr(torch, dtype))
+    (row, *_) = unpadded(tiny_batch())
+    sites, seen = find_sites(model), {}
+    hooks = [
+        linear.register_forward_hook(lambda module, inputs, output: seen.update({module: output}))
+        for site in sites
+        for linear in (site.query, site.key)
+    ]
+    with torch.no_grad(), attention_maps(sites, lambda site, weights: weights):
+        logits = model(**row).logits
+    for hook in hooks:
+        hook.remove()
+    entropies, confidences = np.zeros(sites.shape), np.zeros(sites.shape)
+    for site in sites:
+        query, key = (seen[linear].view(1, -1, 4, 4).transpose(1, 2) for linear in (site.query, site.key))
+        weights = (query @ key.mT * 4**-0.5).double().softmax(-1)  # the logits are half precision, their softmax is not
+        entropies[site.index] = -(weights * weights.log()).sum(-1).mean(-1)
+        confidences[site.index] = weights.amax(-1).mean(-1)
+    ours = gg.score(model, [row], score="entropy", score_options="variant=A", dtype=dtype)
+    np.testing.assert_allclose(ours.values, entropies, rtol=1e-6)
+    ours = gg.score(model, [row], score="confidence", dtype=dtype)
+    np.testing.assert_allclose(ours.values, confidences, rtol=1e-6)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        torch.testing.assert_close(logits, model(**row).logits, rtol=0, atol=2e-3)  # rounding may differ by a bit
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -225,6 +249,19 @@ def test_shapley_is_truncated():
     assert (ours.values == 0).all()
     with pytest.raises(gg.GnormError, match="at least 2 permutations"):
         gg.score(model, BATCHES, score="shapley", score_options="permutations=1")
+
+
+def test_the_command_says_how_sure_shapley_values_are(tmp_path, model_folder, data_file, capsys):
+    tiny_model("bert", seed=1, num_hidden_layers=2, **LABEL_NAMES).save_pretrained(model_folder)
+    command = ["score", str(model_folder), "--data", str(data_file), "--samples", "12", "--out", str(tmp_path / "s")]
+    assert main([*command, "--score", "shapley", "--score-options", "permutations=5,tolerance=-1"]) == 0
+    widths = json.loads((tmp_path / "s" / "scores.json").read_text())["parts"]["half_width"]
+    within = np.mean(widths)
+    assert within > 1e-3, "no interval: the test would prove nothing"
+    said = f"Scores to within ± {within:.4f} on average (95 %; permutations=5; tolerance=-1.0)"
+    assert said in capsys.readouterr().out
+    assert main([*command, "--score", "magnitude"]) == 0
+    assert "within" not in capsys.readouterr().out
 
 
 def test_objectives_by_formula():

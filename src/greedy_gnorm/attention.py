@@ -16,7 +16,10 @@ from greedy_gnorm.sites import AttentionSite, Sites
 NAME = "greedy_gnorm_maps"
 
 See = Callable[[AttentionSite, Tensor], Tensor]
-"""Gets a site and its map, (B, heads, T, T), at each application; gives the map to go on with."""
+"""Gets a site and its map, (B, heads, T, T), at each application; gives the map to go on with.
+
+The map is in float32, or float64 if the model is: half precision would round what a score looks at.
+"""
 
 
 @contextmanager
@@ -36,8 +39,9 @@ def attention_maps(sites: Sites, see: See) -> Iterator[None]:
         weights = query @ key.mT * scaling  # (B, H, T, T)
         if attention_mask is not None:
             weights = weights + attention_mask
-        weights = see(by_owner[id(module)], torch.softmax(weights, dim=-1))
-        return (weights @ value).transpose(1, 2).contiguous(), weights
+        exact = torch.promote_types(weights.dtype, torch.float32)
+        weights = see(by_owner[id(module)], torch.softmax(weights, dim=-1, dtype=exact))
+        return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), weights
 
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, eager_mask)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from greedy_gnorm.comparison import Walk, is_rescored, staleness
+from greedy_gnorm.comparison import Walk, drifts
 from greedy_gnorm.figures import ACCENT, COLOURS, DARK, GREEDY, LIGHT, MUTED, RANDOM
 from greedy_gnorm.rules import curve
 
@@ -18,6 +18,7 @@ Curves = Mapping[str, Sequence[Walk]]
 
 BOXES = 25
 DASHES = ("solid", "dash", "dot", "dashdot")
+"""Four, where there are seven colours: 28 methods before a pair comes again."""
 KINDS = {"score": "Scoring", "evaluate": "Evaluating", "remove": "Removing"}
 
 
@@ -32,7 +33,7 @@ def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "color": COLOURS[place % len(COLOURS)],
-            "dash": DASHES[(place // len(COLOURS) + place) % len(DASHES)] if place else "solid",
+            "dash": DASHES[place % len(DASHES)],
             "width": 3 if name == GREEDY else 2,
         }
         for place, name in enumerate(ordered)
@@ -133,9 +134,7 @@ def drift(curves: Curves) -> Chart | None:
     """Kendall's tau between the first scores and those after n removals; None where no method scores again."""
     traces: list[Any] = []
     for name, look in looks(list(curves)).items():
-        traces += _band(
-            [points for walk in curves[name] if is_rescored(walk) and (points := staleness(walk))], name, look
-        )
+        traces += _band(drifts(curves[name]), name, look)
     if not traces:
         return None
     return _chart(

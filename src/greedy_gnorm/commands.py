@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from greedy_gnorm import console, figures
 from greedy_gnorm.comparison import solutions as solutions_table
 from greedy_gnorm.comparison import table as comparison_table
@@ -26,7 +28,7 @@ from greedy_gnorm.report import LiveReport, write_report
 from greedy_gnorm.rules import RULES
 from greedy_gnorm.run import prune as run_prune
 from greedy_gnorm.run import score as run_score
-from greedy_gnorm.scores import SCORES, Score
+from greedy_gnorm.scores import SCORES, Score, score_with
 from greedy_gnorm.strategies import STRATEGIES
 from greedy_gnorm.tables import model_size_table
 
@@ -112,6 +114,10 @@ def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any],
         lowest, highest = scores.order()[:5], scores.order(highest_first=True)[:5]
         console.out.print(f"Lowest scores (site.head): {', '.join(map(str, lowest))}", highlight=False)
         console.out.print(f"Highest: {', '.join(map(str, highest))}", highlight=False)
+        if "half_width" in scores.parts:
+            within = float(np.nanmean(scores.parts["half_width"]))
+            options = _options(score_with(name, settings["score_options"]))
+            console.out.print(f"Scores to within ± {within:.4f} on average (95 %{options})", highlight=False)
         console.out.print(
             f"Matrix {out / 'scores.json'}, heat map {out / 'scores.png'}", highlight=False, soft_wrap=True
         )

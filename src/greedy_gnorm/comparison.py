@@ -75,12 +75,16 @@ def solution(walk: Walk) -> Step:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: what it shows of a walk, how it is written, and whether more of it is better."""
+    """A column of a table: what it shows of a walk, how that is written, and which of the methods' means is best."""
 
     name: str
     value: Callable[[Walk], float]
-    digits: int = 3
+    form: str = ".3f"
     best: Callable[[Sequence[float]], float] | None = max
+
+    def written(self, value: float) -> str:
+        """The number as text, without a negative zero."""
+        return format(value, f"z{self.form}")
 
 
 def columns() -> list[Column]:
@@ -90,11 +94,37 @@ def columns() -> list[Column]:
         *[Column(f"at {share:.0%}", lambda walk, s=share: at_share(curve(walk), s)) for share in SHARES],  # type: ignore[misc]
         Column("mean", lambda walk: mean_over_curve(curve(walk))),
         *[
-            Column(f"heads before -{drop * 100:.0f} pt", lambda walk, d=drop: heads_before_drop(curve(walk), d), 1)  # type: ignore[misc]
+            Column(f"heads before -{drop * 100:.0f} pt", lambda walk, d=drop: heads_before_drop(curve(walk), d), ".1f")  # type: ignore[misc]
             for drop in DROPS
         ],
-        Column("knee: heads gone", lambda walk: float(knee_heads(walk)), 1, None),
-        Column("knee: quality", lambda walk: curve(walk)[knee(curve(walk))][1], best=None),
+        Column("knee: heads gone", knee_heads, ".1f"),
+        Column("knee: quality", lambda walk: curve(walk)[knee(curve(walk))][1]),
+    ]
+
+
+def solution_columns(quality: str) -> list[Column]:
+    """The columns of the solutions: quality in per cent and size (MB of float32) before and after."""
+
+    def percent(step: Step) -> float:
+        return 100 * step.quality[quality]
+
+    def decrease(walk: Walk) -> float:
+        before, after = percent(walk[0]), percent(solution(walk))
+        return 100 * (before - after) / abs(before) if before else math.nan
+
+    def megabytes(step: Step) -> float:
+        return step.parameters * FLOAT32 / MEGABYTE
+
+    return [
+        Column("before", lambda walk: percent(walk[0]), ".2f", None),
+        Column("after", lambda walk: percent(solution(walk)), ".2f", max),
+        Column("decrease %", decrease, ".2f", min),
+        Column("MB before", lambda walk: megabytes(walk[0]), ".2f", None),
+        Column("MB after", lambda walk: megabytes(solution(walk)), ".2f", min),
+        Column("reduction %", lambda walk: 100 * (1 - solution(walk).parameters / walk[0].parameters), ".2f", max),
+        Column("heads gone", knee_heads, ".1f", max),
+        Column("parameters before", lambda walk: walk[0].parameters, ",.0f", None),
+        Column("parameters after", lambda walk: solution(walk).parameters, ",.0f", min),
     ]
 
 
@@ -104,54 +134,30 @@ def knee_heads(walk: Walk) -> int:
 
 
 def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Header and text cells: mean ± standard deviation over runs, the best of each column marked with an asterisk."""
-    shown = columns()
-    means = {
-        method: [float(np.mean([column.value(walk) for walk in walks])) for column in shown]
-        for method, walks in comparison.curves.items()
-    }
-    cells = []
-    for method, walks in comparison.curves.items():
-        row = [method, str(len(walks))]
-        for place, column in enumerate(shown):
-            values = [column.value(walk) for walk in walks]
-            rivals = [round(mean[place], column.digits) for mean in means.values()]
-            mark = "*" if column.best and round(means[method][place], column.digits) == column.best(rivals) else ""
-            row.append(f"{_with_spread(values, column.digits)}{mark}")
-        cells.append(row)
-    return ["method", "runs", *(column.name for column in shown)], cells
-
-
-def _with_spread(values: Sequence[float], digits: int) -> str:
-    mean = f"{np.mean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
+    """The methods by quality along the curve."""
+    return _by_method(comparison, columns())
 
 
 def solutions(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """The paper's table of solutions: quality and size (MB of float32) before and after, means over runs."""
-    header = ["method", "before", "after", "decrease %", "MB before", "MB after", "reduction %"]
-    header += ["heads gone", "parameters after"]
-    cells = []
-    for method, walks in comparison.curves.items():
-        chosen = [solution(walk) for walk in walks]
-        before = float(np.mean([curve(walk)[0][1] for walk in walks]))
-        after = float(np.mean([step.quality[comparison.quality] for step in chosen]))
-        parameters = float(np.mean([step.parameters for step in chosen]))
-        sizes = [count * FLOAT32 / MEGABYTE for count in (walks[0][0].parameters, parameters)]
-        gone = float(np.mean([knee_heads(walk) for walk in walks]))
-        cells.append(
-            [
-                method,
-                f"{100 * before:.2f}",
-                f"{100 * after:.2f}",
-                f"{100 * (before - after) / before:.2f}" if before else "-",
-                *(f"{size:.2f}" for size in sizes),
-                f"{100 * (1 - sizes[1] / sizes[0]):.2f}",
-                f"{gone:.1f}",
-                f"{parameters:,.0f}",
-            ]
-        )
-    return header, cells
+    """The paper's table of solutions: the methods at the knees of their curves."""
+    return _by_method(comparison, solution_columns(comparison.quality))
+
+
+def _by_method(comparison: Comparison, shown: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
+    """Header and text cells: mean ± standard deviation over runs, the best of each column marked with an asterisk."""
+    cells = [[method, str(len(walks))] for method, walks in comparison.curves.items()]
+    for column in shown:
+        values = [[column.value(walk) for walk in walks] for walks in comparison.curves.values()]
+        means = [float(np.mean(runs)) for runs in values]
+        best = None if column.best is None else column.written(column.best(means))
+        for row, runs, mean in zip(cells, values, means, strict=True):
+            if math.isnan(mean):
+                row.append("-")
+                continue
+            text = column.written(mean)
+            spread = f" ± {column.written(float(np.std(runs, ddof=1)))}" if len(runs) > 1 else ""
+            row.append(f"{text}{spread}{'*' if text == best else ''}")
+    return ["method", "runs", *(column.name for column in shown)], cells
 
 
 def staleness(walk: Walk) -> list[tuple[int, float]]:
@@ -173,11 +179,13 @@ def staleness(walk: Walk) -> list[tuple[int, float]]:
 
 def is_rescored(walk: Walk) -> bool:
     """Whether the scores change along the walk."""
-    scored = [step.scores for step in walk if step.scores is not None]
-    if len(scored) < 2:
-        return False
-    there = ~np.isnan(scored[1].values)
-    return not np.array_equal(scored[0].values[there], scored[1].values[there])
+    keys = [step.scores.keys for step in walk if step.scores is not None]
+    return any(bool(((later != keys[0]) & ~np.isnan(later)).any()) for later in keys[1:])
+
+
+def drifts(walks: Sequence[Walk]) -> list[list[tuple[int, float]]]:
+    """The staleness of those walks that have a line to draw: scores that change, while heads enough are left."""
+    return [points for walk in walks if is_rescored(walk) and len(points := staleness(walk)) > 1]
 
 
 def read_experiment(folder: Path) -> dict[str, Any]:

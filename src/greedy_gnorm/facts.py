@@ -76,7 +76,10 @@ def tables(page: Page) -> list[Table]:
         comparison = Comparison(page.header, page.curves)
         return [
             ("Quality by share of heads removed (mean ± deviation over runs; * the best)", *table(comparison)),
-            ("At the knee of the curve (sizes as float32)", *solutions(comparison)),
+            (
+                "At the knee of the curve (sizes as float32; mean ± deviation over runs; * the best)",
+                *solutions(comparison),
+            ),
         ]
     if len(page.runs) > 1:
         names = ["run", "heads", "removed", f"{page.quality} before", "after", "MB before", "after", "knee at", "ended"]

@@ -63,13 +63,25 @@ def _from_file(context: typer.Context, path: Path | None) -> Path | None:
     """Take the defaults of this command from a YAML file."""
     if path is not None:
         content = read_yaml(path)
-        known = {parameter.name for parameter in context.command.params}
-        unknown = sorted(set(content) - known)
+        known = {str(parameter.name): parameter for parameter in context.command.params}
+        unknown = sorted(set(content) - set(known))
         if unknown:
-            raise GnormError(f"{path}: unknown setting {unknown[0]!r}. Settings: {', '.join(sorted(map(str, known)))}.")
-        stop = content.get("stop")
-        context.default_map = {**content, **({"stop": [stop]} if isinstance(stop, str) else {})}
+            raise GnormError(f"{path}: unknown setting {unknown[0]!r}. Settings: {', '.join(sorted(known))}.")
+        several = {name for name, parameter in known.items() if getattr(parameter, "multiple", False)}
+        context.default_map = {name: _value(path, name, value, name in several) for name, value in content.items()}
     return path
+
+
+def _value(path: Path, name: str, value: Any, several: bool) -> Any:
+    """A value of the file as its option takes it: `methods` may be a list too, an option that can be repeated must."""
+    if isinstance(value, list) and (several or name == "methods"):
+        wrong = [part for part in value if not isinstance(part, str)]
+        if wrong:
+            raise GnormError(f"{path}: {name} must be names, not {wrong[0]!r}.")
+        return value if several else ",".join(value)
+    if isinstance(value, list | dict):
+        raise GnormError(f"{path}: {name} must be one value, not {value!r}.")
+    return [value] if several and isinstance(value, str) else value
 
 
 def given_names(context: typer.Context) -> set[str]:

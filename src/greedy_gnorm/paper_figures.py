@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from greedy_gnorm.batches import Batches
-from greedy_gnorm.comparison import Comparison, Walk, is_rescored, solution, staleness
+from greedy_gnorm.comparison import Comparison, Walk, drifts, solution
 from greedy_gnorm.figures import (
     ACCENT,
     COLOURS,
@@ -39,6 +39,7 @@ from greedy_gnorm.rules import curve
 from greedy_gnorm.sites import Sites
 
 STYLES = ("-", "--", ":", "-.")
+"""Four, where there are seven colours: 28 methods before a pair comes again."""
 
 
 def write_all(comparison: Comparison, folder: Path) -> None:
@@ -49,7 +50,8 @@ def write_all(comparison: Comparison, folder: Path) -> None:
     save(masks(comparison), folder / "masks")
     if max(comparison.header["model"]["applications"]) > 1:
         save(tied_heads(comparison.header["model"]), folder / "tied-heads")
-    save(drift(comparison), folder / "staleness")
+    if (stale := drift(comparison)) is not None:
+        save(stale, folder / "staleness")
     for method, walks in comparison.curves.items():
         if method != RANDOM and walks[0][1].scores is not None:
             save(heat_map(walks[0][1].scores, f"Scores before pruning: {method}"), folder / f"scores-{method}")
@@ -62,7 +64,7 @@ def styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     for place, method in enumerate(ordered):
         looks[method] = {
             "color": COLOURS[place % len(COLOURS)],
-            "linestyle": STYLES[(place // len(COLOURS) + place) % len(STYLES)] if place else "-",
+            "linestyle": STYLES[place % len(STYLES)],
             "linewidth": 2.4 if method == GREEDY else 1.5,
         }
     return looks
@@ -70,13 +72,13 @@ def styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def curves(comparison: Comparison) -> Figure:
     """Quality against heads removed, a line a method, a band from the lowest to the highest of its runs."""
-    figure = Figure(figsize=(8, 4.8 if len(comparison.curves) < 8 else 6), layout="constrained")
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = _plot_axes(figure.add_subplot(), comparison)
     for method, look in styles(list(comparison.curves)).items():
         heads, values = _values(comparison.curves[method])
         axes.fill_between(heads, values.min(0), values.max(0), color=look["color"], alpha=0.13, linewidth=0)
         axes.plot(heads, values.mean(0), label=f"{method} ({len(values)})", **look)
-    axes.legend(frameon=False, fontsize=8, ncols=1 if len(comparison.curves) < 8 else 2, title="method (runs)")
+    _legend(figure, axes, "method (runs)")
     return figure
 
 
@@ -140,24 +142,25 @@ def tied_heads(model: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def drift(comparison: Comparison) -> Figure:
-    """How stale the first ranking is: Kendall's tau between the first scores and those after n removals."""
+def drift(comparison: Comparison) -> Figure | None:
+    """Kendall's tau between the first scores and those after n removals; None where no method scores again."""
+    walks = {method: drifts(runs) for method, runs in comparison.curves.items()}
+    if not any(walks.values()):
+        return None
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for method, look in styles(list(comparison.curves)).items():
-        walks = [staleness(walk) for walk in comparison.curves[method] if is_rescored(walk)]
-        if walks:
-            shortest = min(len(walk) for walk in walks)
-            heads = [gone for gone, _ in walks[0][:shortest]]
-            taus = np.array([[tau for _, tau in walk[:shortest]] for walk in walks])
+        if walks[method]:
+            shortest = min(len(walk) for walk in walks[method])
+            heads = [gone for gone, _ in walks[method][0][:shortest]]
+            taus = np.array([[tau for _, tau in walk[:shortest]] for walk in walks[method]])
             axes.fill_between(heads, taus.min(0), taus.max(0), color=look["color"], alpha=0.13, linewidth=0)
             axes.plot(heads, taus.mean(0), label=method, **look)
     axes.axhline(0, color=MUTED, linewidth=0.8)
     axes.set(xlabel="Heads removed", ylabel="Kendall's tau with the first scores", ylim=(-1.05, 1.05))
     axes.grid(color=LIGHT)
     axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8)
+    _legend(figure, axes, "method")
     return figure
 
 
@@ -179,20 +182,25 @@ def _pooled(matrix: Tensor, size: int) -> Matrix:
 
 
 def gradient_change_figure(changes: Sequence[Matrix], head: Head) -> Figure:
-    """The pooled differences, a panel a site: anything but white is a gradient that moved."""
+    """The pooled differences, a panel a site: anything but white is a gradient that moved.
+
+    A site whose heads are all gone already has no gradient, (0, columns), and an empty panel.
+    """
     columns = min(len(changes), 4)
     rows = -(-len(changes) // columns)
     figure = Figure(figsize=(2.3 * columns + 0.8, 2.3 * rows + 0.5), layout="constrained")
-    limit = max(float(np.abs(change).max()) for change in changes) or 1.0
+    limit = max(float(np.abs(change).max(initial=0)) for change in changes) or 1.0
     panels = []
     for place, change in enumerate(changes):
         axes = figure.add_subplot(rows, columns, place + 1)
         panels.append(axes)
-        picture = axes.pcolormesh(change, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axes.set(xticks=[], yticks=[], aspect="equal")
+        if not change.size:
+            axes.set_title(f"site {place} (no head)", fontsize=8)
+            continue
         axes.set_title(f"site {place}" + (" (head removed here)" if place == head.site else ""), fontsize=8)
-        axes.set_aspect("equal")
+        picture = axes.pcolormesh(change, cmap="RdBu_r", vmin=-limit, vmax=limit)
         axes.invert_yaxis()
-        axes.set(xticks=[], yticks=[])
     figure.colorbar(picture, ax=panels, shrink=0.7, label="G' - G")
     figure.suptitle(f"Change of the Q gradients when head {head} goes (means over blocks of the head size)", fontsize=9)
     return figure
@@ -202,6 +210,16 @@ def _values(walks: Sequence[Walk]) -> tuple[Any, Any]:
     """Heads removed, (points,), and the quality of each run there, (runs, points)."""
     heads = np.array([gone for gone, _ in curve(walks[0])])
     return heads, np.array([[quality for _, quality in curve(walk)] for walk in walks])
+
+
+def _legend(figure: Figure, axes: Axes, title: str) -> None:
+    """What the lines are: inside the axes, or beside them where that would hide the lines."""
+    lines, names = axes.get_legend_handles_labels()
+    if len(lines) < 8:
+        axes.legend(frameon=False, fontsize=8, title=title)
+    else:
+        figure.set_size_inches(10, max(4.8, 0.25 * len(lines)))
+        figure.legend(lines, names, loc="outside right center", frameon=False, fontsize=8, title=title)
 
 
 def _plot_axes(axes: Axes, comparison: Comparison) -> Axes:

@@ -217,11 +217,15 @@ def curve(history: History) -> list[tuple[float, float]]:
 
 
 def knee(points: Sequence[tuple[float, float]]) -> int:
-    """The place that lies farthest above the chord from the first point to the last; the first of several."""
+    """The place that lies farthest above the chord from the first point to the last; the first of several.
+
+    Both ends lie on the chord, at height 0; heights that differ by no more than rounding does are the same.
+    """
     (x0, y0), (x1, y1) = points[0], points[-1]
     slope = (y1 - y0) / (x1 - x0) if x1 > x0 else 0.0
-    heights = [y - (y0 + slope * (x - x0)) for x, y in points]
-    return heights.index(max(heights))
+    heights = [0.0, *(y - (y0 + slope * (x - x0)) for x, y in points[1:-1]), 0.0]
+    rounding = 1e-12 * max(abs(y) for _, y in points)
+    return next(place for place, height in enumerate(heights) if height >= max(heights) - rounding)
 
 
 def _number(text: str) -> float | None:

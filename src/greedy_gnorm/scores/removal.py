@@ -44,7 +44,7 @@ def leave_one_out(sites: Sites, batches: Batches, objective: Objective) -> HeadS
 
 @score(
     "shapley",
-    about="the quality a head adds, averaged over orders of removal",
+    about="the quality a head adds, averaged over orders of removal, with a 95 % interval",
     paper="Held and Yang 2022",
     cost="up to permutations x heads forwards",
     needs_labels=True,
