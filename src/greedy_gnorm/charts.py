@@ -10,8 +10,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from greedy_gnorm.comparison import Walk, drifts
-from greedy_gnorm.figures import ACCENT, COLOURS, DARK, GREEDY, LIGHT, MUTED, RANDOM
+from greedy_gnorm.figures import ACCENT, COLOURS, DARK, LIGHT, MUTED
 from greedy_gnorm.rules import curve
+from greedy_gnorm.strategies import GREEDY, RANDOM
 
 Chart = dict[str, Any]
 Curves = Mapping[str, Sequence[Walk]]

@@ -20,7 +20,6 @@ from rich.table import Table
 from greedy_gnorm import sketch
 from greedy_gnorm.comparison import Comparison, solution
 from greedy_gnorm.export import Exported
-from greedy_gnorm.figures import GREEDY
 from greedy_gnorm.heads import Step, removed_by
 from greedy_gnorm.measure import MEGABYTE
 from greedy_gnorm.outcome import Run
@@ -28,6 +27,7 @@ from greedy_gnorm.report import NAME
 from greedy_gnorm.rules import curve
 from greedy_gnorm.speed import HEADER as LATENCY_HEADER
 from greedy_gnorm.speed import Latency
+from greedy_gnorm.strategies import GREEDY
 
 out = Console(markup=False, emoji=False)
 err = Console(stderr=True, markup=False, emoji=False)

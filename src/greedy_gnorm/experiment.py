@@ -18,7 +18,7 @@ from greedy_gnorm.distributed import alone, count, is_first, number, of_all, of_
 from greedy_gnorm.encoding import Row, encode
 from greedy_gnorm.errors import DataError, GnormError, RunFolderError
 from greedy_gnorm.evaluate import evaluate
-from greedy_gnorm.figures import GREEDY, RANDOM, save
+from greedy_gnorm.figures import save
 from greedy_gnorm.files import RESUME, is_trace, locked, whole_folder, write_json, write_text, writing_to
 from greedy_gnorm.header import asked_for, described, run_header, told_source
 from greedy_gnorm.heads import Head, Step, removed_by
@@ -32,7 +32,7 @@ from greedy_gnorm.rules import parse_rules
 from greedy_gnorm.run import OnStep, check_the_same, situation_of, walk
 from greedy_gnorm.scores import SCORES
 from greedy_gnorm.sites import Sites, find_sites
-from greedy_gnorm.strategies import STRATEGIES, methods_named
+from greedy_gnorm.strategies import GREEDY, RANDOM, STRATEGIES, methods_named
 from greedy_gnorm.surgery import remove
 
 OnPartStep = Callable[["Part", Step, int, int], None]

@@ -17,7 +17,6 @@ from greedy_gnorm.rules import curve as curve_points
 
 # Okabe and Ito's colours, told apart by colour-blind readers; with the line styles enough for every method
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-GREEDY, RANDOM = "greedy-gnorm", "random"
 DARK, ACCENT, MUTED, LIGHT = "#1b3a57", "#c8553d", "#8d99a6", "#dfe6ec"
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from greedy_gnorm.comparison import EXPERIMENT, mean_over_curve, read_experiment, read_parts
 from greedy_gnorm.errors import RunFolderError
-from greedy_gnorm.figures import GREEDY
 from greedy_gnorm.heads import Step
 from greedy_gnorm.journal import HEADER, Journal
 from greedy_gnorm.rules import curve, knee
+from greedy_gnorm.strategies import GREEDY
 
 
 @dataclass(frozen=True)

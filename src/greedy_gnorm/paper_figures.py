@@ -21,10 +21,8 @@ from greedy_gnorm.figures import (
     ACCENT,
     COLOURS,
     DARK,
-    GREEDY,
     LIGHT,
     MUTED,
-    RANDOM,
     heat_map,
     label_matrix,
     mask_cells,
@@ -37,6 +35,7 @@ from greedy_gnorm.heads import Head, Matrix, removed_by
 from greedy_gnorm.objectives import Objective
 from greedy_gnorm.rules import curve
 from greedy_gnorm.sites import Sites
+from greedy_gnorm.strategies import GREEDY, RANDOM
 
 STYLES = ("-", "--", ":", "-.")
 """Four, where there are seven colours: 28 methods before a pair comes again."""
