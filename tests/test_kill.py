@@ -42,7 +42,7 @@ def test_many_kills(command, kills, tmp_path):
     found = killed(command, tmp_path, kills, 2)
     assert found["kills"] >= kills
     assert found["identical"] == found["runs"] >= 3
-    assert len(found["moments"]) >= 4  # not always the same one
+    assert len(found["moments"]) >= 3  # not always the same one
 
 
 @pytest.mark.slow
