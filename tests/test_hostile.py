@@ -259,5 +259,7 @@ def test_a_models_own_code_runs_only_when_asked_for(model, tmp_path, capsys):
     config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForSequenceClassification": "evil.Model"}
     (folder / "config.json").write_text(json.dumps(config))
     data.write_text("\n".join(map(json.dumps, tiny_rows(12))))
-    prune(folder, data, tmp_path, capsys)
+    assert prune(folder, data, tmp_path, capsys) == 0
     assert not ran.exists()
+    saved = json.loads((tmp_path / "out" / "model" / "config.json").read_text())
+    assert saved["auto_map"] == {"AutoModelForSequenceClassification": f"modeling_pruned.{saved['architectures'][0]}"}

@@ -299,7 +299,14 @@ def test_objectives_that_do_not_fit_the_problem_are_refused_by_name():
     batch = {**tiny_batch(), "labels": torch.rand(5)}
     for name in ("gold-probability", "margin", "kl"):
         with pytest.raises(gg.UnsupportedModel, match="problem is regression"):
-            gg.score(model, [batch], objective=name)
+            gg.prune(model, None, [batch], eval_data=[batch], objective=name)
+
+
+def test_kl_ranks_nothing_before_a_head_is_gone():
+    with pytest.raises(gg.GnormError, match="it is zero"):
+        gg.score(tiny_model("bert"), [tiny_batch()], objective="kl")
+    with pytest.raises(gg.GnormError, match="take a greedy method, not michel"):
+        gg.prune(tiny_model("bert"), None, [tiny_batch()], eval_data=[tiny_batch()], method="michel", objective="kl")
 
 
 def test_options_are_checked():

@@ -14,9 +14,12 @@ from torch import nn
 
 from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.families import FAMILIES
-from greedy_gnorm.files import whole_folder, write_text
+from greedy_gnorm.files import whole_folder, write_json, write_text
 from greedy_gnorm.modeling_pruned import pruned_class
 from greedy_gnorm.sites import find_sites, pruned_heads
+
+CODE = pruned_class.__module__.rpartition(".")[2]
+"""The module that is saved beside a pruned model."""
 
 
 def load(
@@ -105,8 +108,20 @@ def save(model: Any, tokenizer: Any, folder: Path, *, card: str | None = None) -
         model.save_pretrained(partial)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
+        _drop_foreign_code(partial)
         if card is not None:
             write_text(partial / "README.md", card)
+
+
+def _drop_foreign_code(folder: Path) -> None:
+    """Name no code but ours: whoever allows code for a pruned model allows that, not what the original pointed to."""
+    for path in (folder / "config.json", folder / "tokenizer_config.json"):
+        content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        named = content.pop("auto_map", None)
+        if isinstance(named, dict):
+            content["auto_map"] = {name: code for name, code in named.items() if str(code).startswith(f"{CODE}.")}
+        if named is not None:
+            write_json(path, {name: value for name, value in content.items() if name != "auto_map" or value})
 
 
 def weights_fingerprint(model: nn.Module) -> str:

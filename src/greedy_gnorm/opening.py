@@ -22,7 +22,7 @@ from greedy_gnorm.rules import check_names
 from greedy_gnorm.savings import Savings
 from greedy_gnorm.scores import Score, score_with
 from greedy_gnorm.sites import find_sites
-from greedy_gnorm.strategies import STRATEGIES, Strategy
+from greedy_gnorm.strategies import NEVER, STRATEGIES, Strategy
 
 
 def chosen(given: Settings) -> tuple[Strategy, Score, Objective]:
@@ -30,7 +30,13 @@ def chosen(given: Settings) -> tuple[Strategy, Score, Objective]:
     strategy = STRATEGIES[given.method].changed(given.recompute, given.heads_per_step)
     score = score_with(strategy.score, given.score_options)
     check_names(given.stop)
-    return strategy, score, objective_for(score, given)
+    objective = objective_for(score, given)
+    if objective.needs_reference and score.objective is not None and strategy.recompute == NEVER:
+        raise GnormError(
+            f"{objective.name} is zero as long as no head is gone, so a score computed once would rank rounding "
+            f"errors: take a greedy method, not {given.method}, or another objective."
+        )
+    return strategy, score, objective
 
 
 def objective_for(score: Score, given: Settings) -> Objective:

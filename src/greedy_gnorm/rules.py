@@ -118,7 +118,7 @@ def forms() -> str:
 
 @rule("heads=N", "when N heads are gone")
 def heads(argument: str, situation: Situation) -> Rule:
-    count = int(argument) if argument.isdecimal() else 0
+    count = int(argument) if argument.isdecimal() and len(argument) < 10 else 0
     if not 1 <= count <= situation.removable:
         raise GnormError(f"heads={argument}: N must be from 1 to {situation.removable}, the heads that can be removed.")
     return _count_rule(f"heads={count}", count)

@@ -56,6 +56,8 @@ def score(
     given = Settings.of(settings)
     function = score_with(score, given.score_options)
     objective = objective_for(function, given)
+    if objective.needs_reference and function.objective is not None:
+        raise GnormError(f"{objective.name} compares with the unpruned model, which is the one to score: it is zero.")
     source = model
     model, tokenizer = opened(model, tokenizer, given)
     batches = scoring_batches(model, tokenizer, data, given, needs_labels=function.asks_for_labels(objective))
@@ -64,10 +66,7 @@ def score(
     as_it_is = fits and given.device_map is None
     worked = with_own_modules(model) if as_it_is else working_copy(model, source, given)
     sites = find_sites(worked).use(savings_for(given))
-    batches = own_share(batches.to(device))
-    if objective.needs_reference:
-        batches = with_reference(sites.model, batches)
-    return function(sites, batches, objective)
+    return function(sites, own_share(batches.to(device)), objective)
 
 
 def prune(
