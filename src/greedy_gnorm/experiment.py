@@ -118,9 +118,10 @@ def compare(
                 walks.append([part.method, part.run, journal.header, [step.to_json() for step in steps]])
         found = {}
         for method, run, header, lines in (each for share in of_all(walks) for each in share):
-            found[Part(method, run)] = [Step.from_json(line) for line in lines]
-            if is_first():
-                _keep(folder, Part(method, run), header, found[Part(method, run)])
+            part = Part(method, run)
+            found[part] = [Step.from_json(line) for line in lines]
+            if is_first() and part not in journals:
+                _keep(folder, part, header, found[part])
         curves = {name: [found[part] for part in parts if part.method == name] for name in names}
         comparison = Comparison(bench.header, curves)
         if is_first():
