@@ -111,7 +111,7 @@ def interrupt(number, frame):
 
 @pytest.mark.parametrize("call", ["score", "prune"])
 def test_by_an_interruption_at_any_moment(call, model, left_alone):
-    """A timer interrupts the call in the middle of passes, of set-up and of tidying up: 60 times."""
+    """A timer interrupts the call in the middle of passes, of set-up and of tidying up: 40 times."""
     calls = {
         "score": lambda: gg.score(model, ROWS, tokenizer=tokenizer, samples=6, score="tis"),
         "prune": lambda: gg.prune(model, tokenizer, ROWS, samples=6, stop="heads=3"),
@@ -122,7 +122,7 @@ def test_by_an_interruption_at_any_moment(call, model, left_alone):
     whole = time.monotonic() - start
     was = signal.signal(signal.SIGALRM, interrupt)
     try:
-        for _ in range(60):
+        while interrupted < 40:
             try:
                 try:
                     signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0005, whole))
@@ -133,4 +133,3 @@ def test_by_an_interruption_at_any_moment(call, model, left_alone):
                 interrupted += 1
     finally:
         signal.signal(signal.SIGALRM, was)
-    assert interrupted > 20

@@ -44,6 +44,7 @@ def test_the_python_examples(workplace):
     assert (workplace / "runs").exists()
 
 
+@pytest.mark.filterwarnings("ignore:All runs score")
 def test_the_commands(workplace, capsys):
     assert len(COMMANDS) >= 4
     for command in COMMANDS:

@@ -299,7 +299,7 @@ def test_objectives_that_do_not_fit_the_problem_are_refused_by_name():
     batch = {**tiny_batch(), "labels": torch.rand(5)}
     for name in ("gold-probability", "margin", "kl"):
         with pytest.raises(gg.UnsupportedModel, match="problem is regression"):
-            gg.prune(model, None, [batch], eval_data=[batch], objective=name)
+            gg.prune(model, None, [batch], eval_data=[{**tiny_batch(seed=3), "labels": torch.rand(5)}], objective=name)
 
 
 def test_kl_ranks_nothing_before_a_head_is_gone():
