@@ -135,10 +135,11 @@ def test_a_folder_is_replaced_whole(tmp_path, monkeypatch):
 def test_what_a_killed_process_left_is_taken_away(tmp_path):
     (tmp_path / ".model.partial").mkdir()
     (tmp_path / ".model.partial" / "weights").touch()
-    (tmp_path / ".run.json.123.partial").touch()
+    (tmp_path / "parts" / "ae-0").mkdir(parents=True)
+    (tmp_path / "parts" / "ae-0" / ".run.json.123.partial").touch()
     (tmp_path / "kept").touch()
     with locked(tmp_path):
-        assert {path.name for path in tmp_path.iterdir()} == {".lock", "kept"}
+        assert {path.name for path in tmp_path.rglob("*")} == {".lock", "kept", "parts", "ae-0"}
 
 
 def test_a_failed_text_leaves_nothing(tmp_path):

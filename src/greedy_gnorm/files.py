@@ -65,9 +65,8 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_links(folder)
         with FileLock(folder / LOCK, timeout=0):
-            for path in folder.iterdir():
-                if is_trace(path) and path.name != LOCK:
-                    _remove(path)
+            for path in list(folder.rglob(".*.partial")):
+                _remove(path)
             yield
     except Timeout as error:
         raise RunFolderError(f"Another process works in {folder}: wait for it, or name another folder.") from error
