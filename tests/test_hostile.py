@@ -82,7 +82,7 @@ def test_bytes_as_data(content, ending, model, tmp_path, capsys):
 def test_odd_columns_and_values(rows, model, tmp_path, capsys):
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
-    prune(model, data, tmp_path, capsys)
+    assert prune(model, data, tmp_path, capsys) in (0, 2)
 
 
 @FUZZ
@@ -93,7 +93,7 @@ def test_odd_texts(texts, model, tmp_path, capsys):
     data.write_text(
         "\n".join(json.dumps({"text": text, "label": labels[place % 3]}) for place, text in enumerate(texts))
     )
-    prune(model, data, tmp_path, capsys)
+    assert prune(model, data, tmp_path, capsys) in (0, 2)
 
 
 @FUZZ
@@ -105,7 +105,7 @@ def test_odd_settings(content, model, tmp_path, capsys):
     out = tmp_path / "out"
     shutil.rmtree(out, ignore_errors=True)
     call = ["prune", str(model), "--data", str(data), "--out", str(out), "--config", str(config), "--no-latency"]
-    run([*call, "--quiet"], tmp_path, out, capsys)
+    assert run([*call, "--quiet"], tmp_path, out, capsys) in (0, 2)
 
 
 def test_yaml_runs_nothing(model, tmp_path, capsys):
@@ -131,7 +131,7 @@ def test_odd_model_configurations(name, value, model, tmp_path, capsys):
     (folder / "config.json").write_text(json.dumps({**config, name: value}))
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, tiny_rows(12))))
-    prune(folder, data, tmp_path, capsys)
+    assert prune(folder, data, tmp_path, capsys) in (0, 2)
 
 
 @pytest.mark.filterwarnings("ignore:.*torn")
@@ -171,7 +171,7 @@ def test_damaged_checkpoints(file, cut, more, model, tmp_path, capsys):
     (folder / file).write_bytes(content[: int(cut * len(content))] + more)
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, tiny_rows(12))))
-    prune(folder, data, tmp_path, capsys)
+    assert prune(folder, data, tmp_path, capsys) in (0, 2)
 
 
 def replaced(content, place, value):

@@ -75,12 +75,13 @@ def left_alone(model):
 @pytest.mark.parametrize("score", list(SCORES))
 def test_by_a_score(score, model, left_alone):
     options = {"score_options": "permutations=2"} if score == "shapley" else {}
-    gg.score(model, ROWS, tokenizer=tiny_tokenizer(), score=score, samples=6, **options)
+    scores = gg.score(model, ROWS, tokenizer=tiny_tokenizer(), score=score, samples=6, **options)
+    assert len(scores.heads()) == 8
 
 
 @pytest.mark.parametrize("method", ["greedy-gnorm", "ae-greedy", "tis-greedy", "attribution"])
 def test_by_a_run(method, model, left_alone):
-    gg.prune(model, tiny_tokenizer(), ROWS, method=method, samples=6, stop="heads=2")
+    assert len(gg.prune(model, tiny_tokenizer(), ROWS, method=method, samples=6, stop="heads=2").removed) == 2
 
 
 def test_by_a_failed_run(model, left_alone, tmp_path):
@@ -133,3 +134,4 @@ def test_by_an_interruption_at_any_moment(call, model, left_alone):
                 interrupted += 1
     finally:
         signal.signal(signal.SIGALRM, was)
+    assert interrupted == 40
