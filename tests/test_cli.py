@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -172,6 +173,13 @@ def test_an_unsupported_family(prune, tmp_path, capsys):
 def test_an_output_folder_that_can_not_be_made(prune, tmp_path, capsys):
     (tmp_path / "file").touch()
     assert prune(out="file/run") == 2
+    assert "Can't write to" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere: tests/test_kill.py mounts a read-only disk")
+def test_a_read_only_output_folder(prune, tmp_path, capsys):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    assert prune(out="locked/run") == 2
     assert "Can't write to" in capsys.readouterr().err
 
 

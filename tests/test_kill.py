@@ -37,12 +37,12 @@ def test_a_handful_of_kills(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "kills"), [("prune", 60), ("compare", 40)])
-def test_many_kills(command, kills, tmp_path):
+@pytest.mark.parametrize(("command", "kills", "runs", "moments"), [("prune", 60, 5, 4), ("compare", 40, 3, 3)])
+def test_many_kills(command, kills, runs, moments, tmp_path):
     found = killed(command, tmp_path, kills, 2)
     assert found["kills"] >= kills
-    assert found["identical"] == found["runs"] >= 3
-    assert len(found["moments"]) >= 3  # not always the same one
+    assert found["identical"] == found["runs"] >= runs
+    assert len(found["moments"]) >= moments  # not always the same one
 
 
 @pytest.mark.slow

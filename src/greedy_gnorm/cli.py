@@ -150,9 +150,9 @@ def compare(
     config: Config = None,
 ) -> None:
     """Walk several methods down to the last head and put them side by side: tables and the paper's figures."""
-    settings |= {"eval_data": eval_data, "methods": methods, "runs": runs, "trajectories": trajectories}
     from greedy_gnorm import commands
 
+    settings |= {"eval_data": eval_data, "methods": methods, "runs": runs, "trajectories": trajectories}
     commands.compare(model, data, out, {**settings, "resume": resume}, quiet=quiet, as_json=as_json)
 
 
@@ -192,9 +192,9 @@ def export(
     """Write a pruned model for other runtimes."""
     if not onnx:
         raise GnormError("Say what to write: --onnx.")
-    options = {"out": out, "int8": int8, "data": data, "tolerance": tolerance, "trust_remote_code": trust_remote_code}
     from greedy_gnorm import commands
 
+    options = {"out": out, "int8": int8, "data": data, "tolerance": tolerance, "trust_remote_code": trust_remote_code}
     commands.export(folder, options, quiet=quiet, as_json=as_json)
 
 

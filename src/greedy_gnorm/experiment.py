@@ -22,7 +22,7 @@ from greedy_gnorm.figures import save
 from greedy_gnorm.files import RESUME, is_trace, locked, whole_folder, write_json, write_text, writing_to
 from greedy_gnorm.header import asked_for, described, run_header, told_source
 from greedy_gnorm.heads import Head, Step, removed_by
-from greedy_gnorm.journal import Journal, differences, identity
+from greedy_gnorm.journal import Journal, check_same
 from greedy_gnorm.loop import Memory, Protection, Task
 from greedy_gnorm.measure import as_csv, as_markdown
 from greedy_gnorm.objectives import OBJECTIVES, with_reference
@@ -163,10 +163,7 @@ def _warn_of_one_sample(bench: Bench, runs: int) -> None:
 def _begin(folder: Path, about: dict[str, Any]) -> None:
     """Say what is compared, if the folder holds nothing else: more methods and runs may come, not other rows."""
     if (folder / EXPERIMENT).exists():
-        found = differences(identity(read_experiment(folder)), identity(about))
-        if found:
-            words = "; ".join(f"{name} was {was!r} and is {now!r} now" for name, was, now in found)
-            raise RunFolderError(f"{folder} holds another comparison: {words}. Name another folder.")
+        check_same("comparison", folder, read_experiment(folder), about)
     write_json(folder / EXPERIMENT, about)
 
 

@@ -55,12 +55,7 @@ class Journal:
         if not (folder / HEADER).exists():
             return cls.begin(folder, header)
         journal = cls.read(folder)
-        found = [
-            f"{name} was {was!r} and is {now!r} now"
-            for name, was, now in differences(identity(journal.header), identity(header))
-        ]
-        if found:
-            raise RunFolderError(f"{folder} holds another run: {'; '.join(found)}. Name another folder.")
+        check_same("run", folder, journal.header, header)
         journal._drop_torn_line()
         return journal
 
@@ -158,6 +153,13 @@ def identity(header: Mapping[str, Any]) -> dict[str, Any]:
         **{f"{name} rows": part["fingerprint"] for name, part in header["data"].items()},
         "taken": header.get("taken"),
     }
+
+
+def check_same(what: str, folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds another run or comparison, with what differs."""
+    found = [f"{name} was {old!r} and is {new!r} now" for name, old, new in differences(identity(was), identity(now))]
+    if found:
+        raise RunFolderError(f"{folder} holds another {what}: {'; '.join(found)}. Name another folder.")
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
