@@ -14,12 +14,13 @@ from pages import write
 from transformers import AutoModelForSequenceClassification, BertConfig
 
 import greedy_gnorm as gg
-from greedy_gnorm.export import onnx_runner, to_onnx
-from greedy_gnorm.heads import Head
-from greedy_gnorm.measure import as_markdown, parameter_count
-from greedy_gnorm.sites import find_sites
-from greedy_gnorm.speed import multiplications, random_inputs, timed, torch_latencies
-from greedy_gnorm.surgery import remove
+from greedy_gnorm.deployment.export import onnx_runner, to_onnx
+from greedy_gnorm.deployment.speed import multiplications, random_inputs, timed, torch_latencies
+from greedy_gnorm.model.sites import find_sites
+from greedy_gnorm.model.sizes import parameter_count
+from greedy_gnorm.model.surgery import remove
+from greedy_gnorm.report.tables import as_markdown
+from greedy_gnorm.units import Unit
 
 PAGE = "deployment.md"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "models"
@@ -31,7 +32,7 @@ def without(model: Any, share: float) -> Any:
     sites = find_sites(pruned)
     heads = sites.survivors()
     chosen = np.random.default_rng(0).permutation(len(heads))[: round(share * len(heads))]
-    remove(sites, [Head(*heads[place]) for place in chosen])
+    remove(sites, [Unit(*heads[place]) for place in chosen])
     return pruned
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from pages import write
 
 from greedy_gnorm.demo import prepare
-from greedy_gnorm.measure import as_markdown
+from greedy_gnorm.report.tables import as_markdown
 
 COUNTS = (1, 2, 3)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from greedy_gnorm.batches import Batches, padded
-from greedy_gnorm.sites import Sites
+from greedy_gnorm.data.batches import Batches, padded
+from greedy_gnorm.model.sites import Sites
 
 
 def plain_forward(model: Any, batches: Batches) -> None:

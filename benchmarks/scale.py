@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pages import write
 
-from greedy_gnorm.measure import as_markdown
+from greedy_gnorm.report.tables import as_markdown
 
 STEP = 1.36  # plain forwards of the scoring rows: the average of a whole walk, docs/performance.md
 THROUGHPUT = 60e12  # multiply-adds x 2 a second that one GPU sustains on these matrices

@@ -24,19 +24,19 @@ from scipy.stats import kendalltau
 from transformers import AlbertConfig, AutoModelForSequenceClassification, BertConfig
 
 import greedy_gnorm as gg
-from greedy_gnorm.batches import Batch, Batches, bucketed, padded
+from greedy_gnorm.data.batches import Batch, Batches, bucketed, padded
 from greedy_gnorm.demo import prepare
-from greedy_gnorm.gradients import gradient_norms
-from greedy_gnorm.heads import removed_by
-from greedy_gnorm.loop import Protection, Task, prune_steps
-from greedy_gnorm.measure import as_markdown
-from greedy_gnorm.objectives import OBJECTIVES
-from greedy_gnorm.rules import parse_rules
-from greedy_gnorm.run import situation_of
-from greedy_gnorm.savings import Savings
+from greedy_gnorm.model.sites import Sites, find_sites
+from greedy_gnorm.passes.gradients import gradient_norms
+from greedy_gnorm.pruning.loop import Plan, prune_steps
+from greedy_gnorm.pruning.methods import METHODS
+from greedy_gnorm.pruning.prepare import Protection, situation_of
+from greedy_gnorm.pruning.rules import parse_rules
+from greedy_gnorm.report.tables import as_markdown
 from greedy_gnorm.scores import SCORES
-from greedy_gnorm.sites import Sites, find_sites
-from greedy_gnorm.strategies import STRATEGIES
+from greedy_gnorm.settings import Savings
+from greedy_gnorm.tasks.objectives import OBJECTIVES
+from greedy_gnorm.units import removed_by
 
 LOGIT_NORM = OBJECTIVES["logit-norm"]
 PAGE = "performance.md"
@@ -107,8 +107,8 @@ def trajectory(sites: Sites, batches: Batches, steps: int | None = None) -> tupl
     unit = min(seconds(lambda: plain_forward(sites.model, batches)) for _ in range(5))
     sites.use(Savings(kept_bytes=KEPT))
     stop = "all" if steps is None else f"heads={steps}"
-    task = Task(
-        batches, batches, STRATEGIES["greedy-gnorm"], SCORES["gnorm"], LOGIT_NORM,
+    task = Plan(
+        batches, batches, METHODS["greedy-gnorm"], SCORES["gnorm"], LOGIT_NORM,
         parse_rules([stop], situation_of(sites, Protection())), Protection(), 4,
     )  # fmt: skip
     start = time.perf_counter()
@@ -198,7 +198,7 @@ def inexact() -> list[list[str]]:
     cells, orders, unit = [], {}, 0.0
     for name, changes in ways.items():
         start = time.perf_counter()
-        run = gg.prune(assets.model, None, str(assets.data), **{**settings, **changes})
+        run = gg.prune(assets.model, str(assets.data), **{**settings, **changes})
         spent = time.perf_counter() - start
         unit = unit or spent
         order = removed_by(run.steps)

@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from browser import started  # noqa: E402
 
-from greedy_gnorm.cli import main  # noqa: E402
+from greedy_gnorm.cli.app import main  # noqa: E402
 
 
 def make(figures: Path) -> None:

@@ -18,8 +18,8 @@ import transformers
 import yaml
 
 import greedy_gnorm as gg
-from greedy_gnorm.files import whole_folder, write_json
-from greedy_gnorm.heads import Step
+from greedy_gnorm.records.files import replace_folder, write_json
+from greedy_gnorm.units import Step
 
 HERE = Path(__file__).resolve().parent
 SHARED = HERE.parents[1] / "shared"
@@ -42,7 +42,7 @@ def run(name: str, plan: dict[str, Any]) -> None:
         raise SystemExit(f"{name} needs {plan['data']} in the folder shared/data beside the project.")
     model = classifier(plan, data, folder / "classifier")
     start = time.monotonic()
-    gg.compare(str(model), None, str(data), out=folder / "compare", resume=True, on_step=tell, **plan["compare"])
+    gg.compare(str(model), str(data), out=folder / "compare", resume=True, on_step=tell, **plan["compare"])
     print(f"{name}: compared in {time.monotonic() - start:.0f} s")
     print((folder / "compare" / "tables" / "comparison.md").read_text(encoding="utf-8"))
 
@@ -52,7 +52,7 @@ def classifier(plan: dict[str, Any], data: Path, folder: Path) -> Path:
     if "classifier" in plan:
         return SHARED / "models" / str(plan["classifier"])
     if not folder.exists():
-        with whole_folder(folder) as partial:
+        with replace_folder(folder) as partial:
             fine_tune(plan, data, partial)
     print((folder / "fine-tuned.json").read_text(encoding="utf-8").strip())
     return folder

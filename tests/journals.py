@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from greedy_gnorm.config import Settings
-from greedy_gnorm.files import write_json
-from greedy_gnorm.heads import Head, HeadScores, Step
-from greedy_gnorm.journal import Journal
-from greedy_gnorm.rules import curve, knee
+from greedy_gnorm.pruning.curves import knee_of
+from greedy_gnorm.pruning.run import measure_of
+from greedy_gnorm.records.files import write_json
+from greedy_gnorm.records.journal import Journal
+from greedy_gnorm.records.schema import SCHEMA
+from greedy_gnorm.settings import Settings
+from greedy_gnorm.units import Cost, Scores, Step, Unit
 
 LATENCY = {
     "runtime": "torch", "batch": 8, "tokens": 128, "threads": 2, "repeats": 9, "before_ms": 200.0,
@@ -26,22 +28,27 @@ def header(
     layers: int = 1,
     model: str = "my-model",
     source: str = "reviews.csv",
-    removed: tuple[Head, ...] = (),
+    removed: tuple[Unit, ...] = (),
     **settings: Any,
 ) -> dict[str, Any]:
     """run.json before the first step."""
     given = Settings.of({"stop": ("all",), **settings})
     rows = {"source": source, "rows": 100, "batches": 7, "truncated": 0, "fingerprint": "0123456789abcdef"}
     return {
+        "schema": SCHEMA,
         "model": {
             "name": model, "type": "bert", "weights": "fedcba9876543210", "parameters": 1_000_000,
-            "shape": [sites, heads], "sites": [f"layer.{site}" for site in range(sites)],
-            "applications": [layers] * sites, "removed": [list(head) for head in removed],
+            "sites": [
+                {"name": f"layer.{site}", "kind": "attention", "layer": site, "units": heads, "applications": layers}
+                for site in range(sites)
+            ],
+            "removed": [list(head) for head in removed],
         },
         "data": {"scoring": rows, "evaluation": {**rows, "rows": 50}},
         "config": {**given.to_json(), "objective": "logit-norm"},
         "seed": given.seed,
         "quality": "accuracy",
+        "higher_is_better": True,
         "versions": {"python": "3.11", "greedy-gnorm": "0.1.0"},
         "started": "2026-01-01T00:00:00+00:00",
     }  # fmt: skip
@@ -53,9 +60,9 @@ def walk(
     """A journal whose scores, order and quality come from the header's seed; unfinished where `steps` ends it early."""
     journal = Journal.begin(folder, head)
     chance = np.random.default_rng(head["seed"])
-    shape = tuple(head["model"]["shape"])
-    left = {Head(site, index) for site, index in np.ndindex(*shape)} - {
-        Head(*gone) for gone in head["model"]["removed"]
+    shape = (len(head["model"]["sites"]), head["model"]["sites"][0]["units"])
+    left = {Unit(site, index) for site, index in np.ndindex(*shape)} - {
+        Unit(*gone) for gone in head["model"]["removed"]
     }
     total, parameters = len(left), head["model"]["parameters"]
     logs = chance.normal(-5, 2, shape)
@@ -67,7 +74,7 @@ def walk(
             there = np.full(shape, np.nan)
             for each in left:
                 there[each] = logs[each]
-            scores = HeadScores(np.exp(there), there)
+            scores = Scores(np.exp(there), there)
             gone = (scores.order()[0],)
             left -= set(gone)
             parameters -= 1000
@@ -75,9 +82,11 @@ def walk(
         quality = {"accuracy": accuracy, "macro_f1": accuracy - 0.01, "loss": 1 - accuracy}
         seconds = {"score": 0.5, "remove": 0.01, "evaluate": 0.25} if number else {"evaluate": 0.25}
         stop = None if left else "no head is left to remove"
-        journal.append(Step(number, gone, scores, quality, parameters, 4 * parameters, seconds, stop))
+        journal.append(Step(number, gone, scores, quality, Cost(parameters, 4 * parameters), seconds, stop))
     if not left:
-        journal.finish({"solution": knee(curve(journal.steps)), "latency": [LATENCY] if latency else []})
+        journal.finish(
+            {"solution": knee_of(journal.steps, measure_of(journal.header)), "latency": [LATENCY] if latency else []}
+        )
     return journal
 
 

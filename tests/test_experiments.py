@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from greedy_gnorm.cli import app
-from greedy_gnorm.config import Settings, read_yaml
-from greedy_gnorm.strategies import methods_named
+from greedy_gnorm.cli.app import app
+from greedy_gnorm.pruning.methods import methods_named
+from greedy_gnorm.settings import Settings, read_yaml
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 FILES = sorted((EXPERIMENTS / "paper").glob("*.yaml"))

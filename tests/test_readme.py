@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import LABEL_NAMES, tiny_model, tiny_rows, tiny_tokenizer
 
-from greedy_gnorm.cli import main
+from greedy_gnorm.cli.app import main
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)

@@ -7,8 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from greedy_gnorm.gates import gates
-from greedy_gnorm.sites import find_sites
+from greedy_gnorm.model.gates import gates
+from greedy_gnorm.model.sites import Sites, find_sites
+from greedy_gnorm.units import as_matrix
+
+
+def shape(sites: Sites) -> tuple[int, int]:
+    """Sites x units, where all sites have the same number of them."""
+    (units,) = {site.total for site in sites}
+    return len(sites), units
 
 
 def unpadded(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
@@ -31,7 +38,7 @@ def slow_gradient_norms(
     """(3, sites, heads): the mean over sentences of the norm of each head's weight gradient, a backward a sentence."""
     model = model.eval()
     sites = find_sites(model)
-    sums = np.zeros((3, *sites.shape))
+    sums = np.zeros((3, *shape(sites)))
     count = 0
     for batch in batches:
         for row in unpadded(batch):
@@ -44,9 +51,10 @@ def slow_gradient_norms(
                 value = logits.square().sum().sqrt()
             value.backward()
             for site in sites:
-                for place, linear in enumerate((site.query, site.key, site.value)):
+                for place, name in enumerate(("q", "k", "v")):
+                    linear, size = site.inputs[site.parts[name]], site.sizes[name]
                     for position, head in enumerate(site.survivors):
-                        block = linear.weight.grad[position * site.head_size : (position + 1) * site.head_size]
+                        block = linear.weight.grad[position * size : (position + 1) * size]
                         sums[place, site.index, head] += float(block.double().norm())
             count += 1
     model.zero_grad()
@@ -88,7 +96,7 @@ def slow_entropy(
     }
     sites = find_sites(model)
     rows = [row for batch in batches for row in unpadded(batch)]
-    totals = np.zeros(sites.shape)
+    totals = np.zeros(shape(sites))
     for row in rows:
         for site, weights in maps_of(model, row):
             for position, head in enumerate(sites[site].survivors):
@@ -114,5 +122,6 @@ def slow_gate_gradients(model: Any, batches: list[dict[str, torch.Tensor]]) -> l
             with gates(sites, values):
                 loss = torch.nn.functional.cross_entropy(model(**row).logits, labels)
             derivatives = dict(zip(values, torch.autograd.grad(loss, list(values.values())), strict=True))
-            results.append(sites.expand([derivatives[site.index].tolist() if site.survivors else [] for site in sites]))
+            found = sites.expand([derivatives[site.index].tolist() if site.survivors else [] for site in sites])
+            results.append(as_matrix(found))
     return results

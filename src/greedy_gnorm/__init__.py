@@ -1,46 +1,57 @@
 """Prune attention heads from Hugging Face transformer models: Greedy-Gnorm, exact and fast."""
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from greedy_gnorm.checkpoint import load
+    from greedy_gnorm.api import compare, prune, score, take_step
     from greedy_gnorm.errors import DataError, GnormError, NonFiniteScore, RunFolderError, UnsupportedModel
-    from greedy_gnorm.experiment import compare
-    from greedy_gnorm.heads import Head, HeadScores, Step
-    from greedy_gnorm.outcome import Run
-    from greedy_gnorm.replay import take_step
-    from greedy_gnorm.report import write_report
-    from greedy_gnorm.run import prune, score
-    from greedy_gnorm.sites import find_sites
-    from greedy_gnorm.surgery import remove_heads
+    from greedy_gnorm.model.checkpoint import load
+    from greedy_gnorm.model.sites import find_sites
+    from greedy_gnorm.model.surgery import remove_heads
+    from greedy_gnorm.pruning.run import Run
+    from greedy_gnorm.report.writer import write_report
+    from greedy_gnorm.units import Scores, Step, Unit
 
-# Public names and where they live; loaded when first used, for torch and transformers take seconds
-_ROOMS = {
-    "load": "checkpoint",
+    Head, HeadScores = Unit, Scores
+
+__version__ = version("greedy-gnorm")
+
+_HOMES = {
+    "compare": "api",
+    "prune": "api",
+    "score": "api",
+    "take_step": "api",
     "DataError": "errors",
     "GnormError": "errors",
     "NonFiniteScore": "errors",
     "RunFolderError": "errors",
     "UnsupportedModel": "errors",
-    "compare": "experiment",
-    "Head": "heads",
-    "HeadScores": "heads",
-    "Step": "heads",
-    "Run": "outcome",
-    "take_step": "replay",
-    "write_report": "report",
-    "prune": "run",
-    "score": "run",
-    "find_sites": "sites",
-    "remove_heads": "surgery",
+    "load": "model.checkpoint",
+    "find_sites": "model.sites",
+    "remove_heads": "model.surgery",
+    "Run": "pruning.run",
+    "write_report": "report.writer",
+    "Scores": "units",
+    "Step": "units",
+    "Unit": "units",
 }
+"""Public names and their modules; imported when first used, because torch and transformers take seconds."""
+
+_FORMER_NAMES = {"Head": "Unit", "HeadScores": "Scores"}
+"""Names of 0.1.0 that still work."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    current = _FORMER_NAMES.get(name, name)
+    if current not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES[current]}"), current)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
 
 
 __all__ = [
@@ -51,7 +62,9 @@ __all__ = [
     "NonFiniteScore",
     "Run",
     "RunFolderError",
+    "Scores",
     "Step",
+    "Unit",
     "UnsupportedModel",
     "compare",
     "find_sites",

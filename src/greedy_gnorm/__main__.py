@@ -6,7 +6,7 @@ import sys
 def run() -> None:
     """Run the command line; the libraries below take seconds to load, and Ctrl-C may come meanwhile."""
     try:
-        from greedy_gnorm.cli import main
+        from greedy_gnorm.cli.app import main
 
         code = main()
     except KeyboardInterrupt:

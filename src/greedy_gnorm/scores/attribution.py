@@ -5,16 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from greedy_gnorm.batches import Batch, Batches
+from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.gradients import map_gradients
-from greedy_gnorm.heads import HeadScores
-from greedy_gnorm.modes import frozen
-from greedy_gnorm.objectives import Objective
-from greedy_gnorm.rows import row_means
-from greedy_gnorm.scores.entropy import real_tokens
+from greedy_gnorm.model.modes import frozen
+from greedy_gnorm.model.sites import Site, Sites
+from greedy_gnorm.passes.gradients import map_gradients
+from greedy_gnorm.passes.means import row_means
 from greedy_gnorm.scores.registry import score
-from greedy_gnorm.sites import AttentionSite, Sites
+from greedy_gnorm.tasks.objectives import Objective
+from greedy_gnorm.units import Scores
 
 
 @score(
@@ -25,7 +24,7 @@ from greedy_gnorm.sites import AttentionSite, Sites
     objective="gold-probability",
     many_passes=True,
 )
-def attribution(sites: Sites, batches: Batches, objective: Objective, *, steps: int = 20) -> HeadScores:
+def attribution(sites: Sites, batches: Batches, objective: Objective, *, steps: int = 20) -> Scores:
     """Mean over sentences of the largest entry of the head's attribution map; a shared site's applications add."""
     if steps < 1:
         raise GnormError(f"The attribution needs at least 1 step, not {steps}.")
@@ -34,15 +33,15 @@ def attribution(sites: Sites, batches: Batches, objective: Objective, *, steps: 
         return [_largest_entries(sites, site, batch, objective, steps) for site in sites]
 
     with frozen(sites.model):
-        return HeadScores(sites.expand(row_means(sites, batches, per_row)))
+        return Scores(sites.expand(row_means(sites, batches, per_row)))
 
 
-def _largest_entries(sites: Sites, site: AttentionSite, batch: Batch, objective: Objective, steps: int) -> Tensor:
+def _largest_entries(sites: Sites, site: Site, batch: Batch, objective: Objective, steps: int) -> Tensor:
     """The largest attribution of each sentence and head of one site, (B, survivors), summed over its applications."""
     total = torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)
     if not site.survivors:
         return total
-    mask = real_tokens(batch)
+    mask = batch.real_tokens()
     real = (mask[:, None, :, None] * mask[:, None, None, :]).bool()  # (B, 1, T, T)
     for application in range(site.applications):
         sums: Tensor | None = None
@@ -57,11 +56,11 @@ def _largest_entries(sites: Sites, site: AttentionSite, batch: Batch, objective:
 
 
 def _at(
-    sites: Sites, site: AttentionSite, application: int, share: float, batch: Batch, objective: Objective
+    sites: Sites, site: Site, application: int, share: float, batch: Batch, objective: Objective
 ) -> tuple[Tensor, Tensor]:
     """The map of one layer scaled to a share of itself, all its heads together, and its gradient."""
 
-    def change(seen: AttentionSite, number: int, weights: Tensor) -> Tensor:
+    def change(seen: Site, number: int, weights: Tensor) -> Tensor:
         return weights * share if seen is site and number == application else weights
 
     return map_gradients(sites, batch, objective, change)[site.index][application]

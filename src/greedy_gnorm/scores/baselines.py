@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from transformers.pytorch_utils import Conv1D
 
-from greedy_gnorm.batches import Batches
-from greedy_gnorm.heads import HeadScores
-from greedy_gnorm.objectives import Objective
+from greedy_gnorm.data.batches import Batches
+from greedy_gnorm.model.sites import Sites, weight_of
 from greedy_gnorm.scores.registry import score
-from greedy_gnorm.sites import Sites, weight_of
+from greedy_gnorm.tasks.objectives import Objective
+from greedy_gnorm.units import Scores
 
 
 @score("random", about="a uniform number from the seed", paper="-", cost="none")
-def random(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+def random(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """A uniform number per head, from the batches' seed."""
-    draws = np.random.default_rng(batches.seed).random(sites.shape)
-    return HeadScores(draws).without(sites.removed())
+    draws = np.random.default_rng(batches.seed).random(sum(site.total for site in sites))
+    ends = np.cumsum([site.total for site in sites])[:-1]
+    return Scores(np.split(draws, ends)).without(sites.removed())
 
 
 @score("magnitude", about="the norm of the head's Q, K, V and O weights", paper="Han et al. 2015", cost="none")
 @torch.no_grad()
-def magnitude(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+def magnitude(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The l2 norm of the head's blocks of all four projections."""
     rows = []
     for site in sites:
-        projections = [weight_of(linear) for linear in site.projections.values()]
-        blocks = [*projections, weight_of(site.output).mT]  # (D, d) each
-        squares = sum(block.double().square().sum(1) for block in blocks)
-        assert isinstance(squares, torch.Tensor)
-        rows.append(squares.view(-1, site.head_size).sum(1).sqrt().tolist())
-    return HeadScores(sites.expand(rows))
+        linears = site.inputs
+        blocks = [
+            (site.part(part, out_by_in(linears[path]).mT).mT, site.sizes[part]) for part, path in site.parts.items()
+        ]
+        blocks.append((out_by_in(site.output).mT, site.output_size))  # (units * size, d) each
+        squares = torch.zeros(len(site.survivors), max(size for _, size in blocks), dtype=torch.float64)
+        for block, size in blocks:
+            squares[:, :size] += block.double().square().sum(1).view(-1, size).cpu()
+        rows.append(squares.sum(1).sqrt().tolist())
+    return Scores(sites.expand(rows))
+
+
+def out_by_in(linear: torch.nn.Module) -> torch.Tensor:
+    """The weight of a Linear or Conv1D with its outputs as rows."""
+    weight = weight_of(linear)
+    return weight.mT if isinstance(linear, Conv1D) else weight

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from greedy_gnorm.attention import attention_maps
-from greedy_gnorm.batches import Batch, Batches
+from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.heads import HeadScores, Matrix
-from greedy_gnorm.modes import evaluating
-from greedy_gnorm.objectives import Objective
-from greedy_gnorm.rows import row_means
+from greedy_gnorm.model.modes import evaluating
+from greedy_gnorm.model.sites import Site, Sites
+from greedy_gnorm.passes.maps import attention_maps
+from greedy_gnorm.passes.means import row_means
 from greedy_gnorm.scores.registry import score
-from greedy_gnorm.sites import AttentionSite, Sites
+from greedy_gnorm.tasks.objectives import Objective
+from greedy_gnorm.units import Scores, Vector
 
 VARIANTS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "A": lambda a, eps: -torch.xlogy(a, a),  # 0 log 0 is 0
@@ -26,9 +25,7 @@ VARIANTS: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 
 @score("entropy", about="the entropy of the attention", paper="Voita et al. 2019", cost="1 forward")
-def entropy(
-    sites: Sites, batches: Batches, objective: Objective, *, variant: str = "C", eps: float = 1e-7
-) -> HeadScores:
+def entropy(sites: Sites, batches: Batches, objective: Objective, *, variant: str = "C", eps: float = 1e-7) -> Scores:
     """Mean over sentences and query tokens of the entropy of the attention row; a shared site's applications add."""
     if variant not in VARIANTS:
         raise GnormError(f"The entropy has no variant {variant!r}. Choose from: {', '.join(VARIANTS)}.")
@@ -36,28 +33,28 @@ def entropy(
     def per_query(weights: Tensor, keys: Tensor) -> Tensor:
         return (VARIANTS[variant](weights, eps) * keys[:, None, None, :]).sum(-1)
 
-    return HeadScores(_mean_over_queries(sites, batches, per_query))
+    return Scores(_mean_over_queries(sites, batches, per_query))
 
 
 @score("confidence", about="the largest attention of a token", paper="Voita et al. 2019", cost="1 forward")
-def confidence(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+def confidence(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """Mean over sentences and query tokens of the row's largest attention, and over applications."""
 
     def per_query(weights: Tensor, keys: Tensor) -> Tensor:
         return weights.amax(-1)
 
     totals = _mean_over_queries(sites, batches, per_query)
-    return HeadScores(totals / np.array([[site.applications] for site in sites]))
+    return Scores([total / site.applications for site, total in zip(sites, totals, strict=True)])
 
 
-def _mean_over_queries(sites: Sites, batches: Batches, per_query: Callable[[Tensor, Tensor], Tensor]) -> Matrix:
+def _mean_over_queries(sites: Sites, batches: Batches, per_query: Callable[[Tensor, Tensor], Tensor]) -> list[Vector]:
     """Mean over sentences and their tokens of `per_query(maps, key mask)`, (B, H, T), summed over applications."""
 
     def per_row(batch: Batch) -> list[Tensor]:
-        mask = real_tokens(batch)  # (B, T)
+        mask = batch.real_tokens()  # (B, T)
         totals = [torch.zeros(len(batch), len(site.survivors), dtype=torch.float64) for site in sites]
 
-        def see(site: AttentionSite, weights: Tensor) -> Tensor:
+        def see(site: Site, weights: Tensor) -> Tensor:
             rows = per_query(weights.float(), mask) * mask[:, None, :]  # (B, H, T)
             totals[site.index] += (rows.double().sum(-1) / mask.sum(-1, keepdim=True)).cpu()
             return weights
@@ -68,9 +65,3 @@ def _mean_over_queries(sites: Sites, batches: Batches, per_query: Callable[[Tens
 
     with evaluating(sites.model), torch.no_grad():
         return sites.expand(row_means(sites, batches, per_row))
-
-
-def real_tokens(batch: Batch) -> Tensor:
-    """1 for a token, 0 for padding, (B, T)."""
-    ids = batch.inputs["input_ids"]
-    return batch.inputs.get("attention_mask", torch.ones_like(ids)).float()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from greedy_gnorm.batches import Batches
-from greedy_gnorm.gradients import gradient_norms
-from greedy_gnorm.heads import HeadScores
-from greedy_gnorm.objectives import Objective
-from greedy_gnorm.passes import PROJECTIONS
+from greedy_gnorm.data.batches import Batches
+from greedy_gnorm.model.sites import Sites
+from greedy_gnorm.passes.gradients import PROJECTIONS, gradient_norms
 from greedy_gnorm.scores.registry import score
-from greedy_gnorm.sites import Sites
+from greedy_gnorm.tasks.objectives import Objective
+from greedy_gnorm.units import Scores
 
 
 @score(
@@ -20,10 +19,10 @@ from greedy_gnorm.sites import Sites
     cost="1 forward, 1 backward",
     objective="logit-norm",
 )
-def gnorm(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+def gnorm(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The product of the mean norms of the head's Q, K and V gradients; ordered by the sum of their logarithms."""
     norms = gradient_norms(sites, batches, objective)
-    stacked = np.stack([norms[name] for name in PROJECTIONS])
+    by_site = [np.stack([norms[name][site.index] for name in PROJECTIONS]) for site in sites]  # (3, heads) each
     with np.errstate(divide="ignore"):  # a head without any gradient has the logarithm -inf: the first to go
-        logs = np.log(stacked).sum(0)
-    return HeadScores(stacked.prod(0), logs, norms)
+        logs = [np.log(stacked).sum(0) for stacked in by_site]
+    return Scores([stacked.prod(0) for stacked in by_site], logs, norms)

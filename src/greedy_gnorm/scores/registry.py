@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from greedy_gnorm.batches import Batches
+from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.errors import GnormError, NonFiniteScore
-from greedy_gnorm.heads import HeadScores
-from greedy_gnorm.objectives import OBJECTIVES, Objective
+from greedy_gnorm.model.sites import Sites
 from greedy_gnorm.registry import Registry
-from greedy_gnorm.sites import Sites
+from greedy_gnorm.tasks.objectives import OBJECTIVES, Objective
+from greedy_gnorm.units import Scores, unit_name
 
-ScoreFunction = Callable[..., HeadScores]
+ScoreFunction = Callable[..., Scores]
 """f(sites, batches, objective, *, options with defaults) -> HeadScores."""
 
 
@@ -34,11 +34,13 @@ class Score:
     function: ScoreFunction
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+    def __call__(self, sites: Sites, batches: Batches, objective: Objective) -> Scores:
         scores = self.function(sites, batches, objective, **self.options)
         for head in sites.survivors():
-            if np.isnan(scores.keys[head]):
-                raise NonFiniteScore(f"The {self.name} of head {head} is not a number. Are all weights finite?")
+            if np.isnan(scores.key(head)):
+                raise NonFiniteScore(
+                    f"The {self.name} of head {unit_name(sites.infos, head)} is not a number. Are all weights finite?"
+                )
         return scores
 
     @property

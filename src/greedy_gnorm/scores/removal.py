@@ -7,15 +7,15 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from greedy_gnorm.batches import Batches
+from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.evaluate import evaluate
-from greedy_gnorm.gates import gates
-from greedy_gnorm.heads import Head, HeadScores, Matrix
-from greedy_gnorm.objectives import Objective
-from greedy_gnorm.problems import problem_of
+from greedy_gnorm.model.gates import gates
+from greedy_gnorm.model.sites import Sites
+from greedy_gnorm.passes.evaluation import evaluate
 from greedy_gnorm.scores.registry import score
-from greedy_gnorm.sites import Sites
+from greedy_gnorm.tasks.objectives import Objective
+from greedy_gnorm.tasks.task import task_of
+from greedy_gnorm.units import Scores, Unit, Vector
 
 CONFIDENCE = 1.96
 """Standard errors to each side that hold 95 % of a normal distribution."""
@@ -29,13 +29,13 @@ CONFIDENCE = 1.96
     needs_labels=True,
     many_passes=True,
 )
-def leave_one_out(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+def leave_one_out(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """Quality with all heads less quality without this one, on the scoring rows."""
     whole = quality_without(sites, batches, ())
-    return HeadScores(
+    return Scores(
         sites.expand(
             [
-                [whole - quality_without(sites, batches, [Head(site.index, index)]) for index in site.survivors]
+                [whole - quality_without(sites, batches, [Unit(site.index, index)]) for index in site.survivors]
                 for site in sites
             ]
         )
@@ -52,7 +52,7 @@ def leave_one_out(sites: Sites, batches: Batches, objective: Objective) -> HeadS
 )
 def shapley(
     sites: Sites, batches: Batches, objective: Objective, *, permutations: int = 10, tolerance: float = 0.01
-) -> HeadScores:
+) -> Scores:
     """Truncated Monte Carlo: in random orders, what each head's going costs; `half_width` is its 95 % interval's half.
 
     Once quality is within the tolerance of that without any head, the heads that follow are taken to cost nothing.
@@ -64,7 +64,7 @@ def shapley(
     whole, empty = quality_without(sites, batches, ()), quality_without(sites, batches, heads)
     samples = np.zeros((permutations, len(heads)))
     for sample in samples:
-        gone: list[Head] = []
+        gone: list[Unit] = []
         before = whole
         for place in random.permutation(len(heads)):
             if abs(before - empty) <= tolerance:
@@ -75,22 +75,24 @@ def shapley(
             before = after
     means = samples.mean(0)
     half_widths = CONFIDENCE * samples.std(0, ddof=1) / np.sqrt(permutations)
-    return HeadScores(_placed(sites, heads, means), None, {"half_width": _placed(sites, heads, half_widths)})
+    return Scores(_placed(sites, heads, means), None, {"half_width": _placed(sites, heads, half_widths)})
 
 
-def quality_without(sites: Sites, batches: Batches, heads: Collection[Head]) -> float:
-    """The quality on these rows with the heads gated to zero."""
+def quality_without(sites: Sites, batches: Batches, heads: Collection[Unit]) -> float:
+    """The quality on these rows with the heads gated to zero; where lower is better, with its sign turned."""
     closed: dict[int, torch.Tensor] = {}
     for site in sites:
-        gate = torch.tensor([0.0 if Head(site.index, index) in heads else 1.0 for index in site.survivors])
+        gate = torch.tensor([0.0 if Unit(site.index, index) in heads else 1.0 for index in site.survivors])
         if len(gate) and not gate.all():
             closed[site.index] = gate
     with gates(sites, closed):
-        return evaluate(sites, batches)[problem_of(sites.model).quality]
+        task = task_of(sites.model)
+        quality = evaluate(sites, batches)[task.quality]
+    return quality if task.higher_is_better else -quality
 
 
-def _placed(sites: Sites, heads: list[Head], values: Matrix) -> Matrix:
-    matrix = np.full(sites.shape, np.nan)
+def _placed(sites: Sites, heads: list[Unit], values: Vector) -> list[Vector]:
+    vectors = [np.full(site.total, np.nan) for site in sites]
     for head, value in zip(heads, values, strict=True):
-        matrix[head] = value
-    return matrix
+        vectors[head.site][head.index] = value
+    return vectors

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from greedy_gnorm.batches import Batch, Batches
-from greedy_gnorm.gradients import gate_gradients, map_gradients
-from greedy_gnorm.heads import HeadScores, Matrix
-from greedy_gnorm.modes import frozen
-from greedy_gnorm.objectives import Objective
-from greedy_gnorm.rows import row_means
+from greedy_gnorm.data.batches import Batch, Batches
+from greedy_gnorm.model.modes import frozen
+from greedy_gnorm.model.sites import Sites
+from greedy_gnorm.passes.gradients import gate_gradients, map_gradients
+from greedy_gnorm.passes.means import row_means
 from greedy_gnorm.scores.registry import score
-from greedy_gnorm.sites import Sites
+from greedy_gnorm.tasks.objectives import Objective
+from greedy_gnorm.units import Scores, Vector
 
 ONE_BACKWARD = "1 forward, 1 backward"
 
@@ -27,11 +27,11 @@ ONE_BACKWARD = "1 forward, 1 backward"
     cost=ONE_BACKWARD,
     objective="loss",
 )
-def michel(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+def michel(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The mean absolute gate derivative, each site's scores divided by their l2 norm."""
     raw = _gate_effects(sites, batches, objective, torch.abs)
-    norms = np.sqrt(np.nansum(np.square(raw), axis=1, keepdims=True))
-    return HeadScores(np.divide(raw, norms, out=raw.copy(), where=norms > 0))
+    norms = [np.sqrt(np.nansum(np.square(vector))) for vector in raw]
+    return Scores([vector / norm if norm > 0 else vector for vector, norm in zip(raw, norms, strict=True)])
 
 
 @score(
@@ -41,9 +41,9 @@ def michel(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
     cost=ONE_BACKWARD,
     objective="loss",
 )
-def michel_raw(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+def michel_raw(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The mean absolute gate derivative as it is."""
-    return HeadScores(_gate_effects(sites, batches, objective, torch.abs))
+    return Scores(_gate_effects(sites, batches, objective, torch.abs))
 
 
 @score(
@@ -53,12 +53,14 @@ def michel_raw(sites: Sites, batches: Batches, objective: Objective) -> HeadScor
     cost=ONE_BACKWARD,
     objective="loss",
 )
-def fisher(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+def fisher(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The mean squared gate derivative."""
-    return HeadScores(_gate_effects(sites, batches, objective, torch.square))
+    return Scores(_gate_effects(sites, batches, objective, torch.square))
 
 
-def _gate_effects(sites: Sites, batches: Batches, objective: Objective, size: Callable[[Tensor], Tensor]) -> Matrix:
+def _gate_effects(
+    sites: Sites, batches: Batches, objective: Objective, size: Callable[[Tensor], Tensor]
+) -> list[Vector]:
     def per_row(batch: Batch) -> list[Tensor]:
         return [size(derivative) for derivative in gate_gradients(sites, batch, objective)]
 
@@ -73,7 +75,7 @@ def _gate_effects(sites: Sites, batches: Batches, objective: Objective, size: Ca
     cost=f"{ONE_BACKWARD} (eager)",
     objective="loss",
 )
-def tis(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
+def tis(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The mean absolute inner product of the attention map and its gradient; a shared site's applications add."""
 
     def per_row(batch: Batch) -> list[Tensor]:
@@ -87,4 +89,4 @@ def tis(sites: Sites, batches: Batches, objective: Objective) -> HeadScores:
         return rows
 
     with frozen(sites.model):
-        return HeadScores(sites.expand(row_means(sites, batches, per_row)))
+        return Scores(sites.expand(row_means(sites, batches, per_row)))

@@ -1,0 +1,216 @@
+"""What users call: prune, score, compare, take a step out of a run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from greedy_gnorm.comparison.analysis import Comparison
+from greedy_gnorm.comparison.experiment import OnPartStep, run_experiment
+from greedy_gnorm.data.loading import scoring_batches
+from greedy_gnorm.deployment import hub
+from greedy_gnorm.deployment.speed import torch_latencies
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.model.checkpoint import load, load_tokenizer, weights_fingerprint
+from greedy_gnorm.model.sites import find_sites
+from greedy_gnorm.passes.gradients import gradient_change
+from greedy_gnorm.passes.processes import from_first, is_first, shard, together
+from greedy_gnorm.pruning.methods import GREEDY
+from greedy_gnorm.pruning.prepare import (
+    copy_sharing_weights,
+    device_for,
+    dtype_for,
+    load_inputs,
+    objective_for,
+    prepare_run,
+    savings_for,
+    working_copy,
+)
+from greedy_gnorm.pruning.run import OnStep, Run, at_step, walk
+from greedy_gnorm.records.header import check_processes_agree, run_header
+from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
+from greedy_gnorm.report.outcome import FORMATS, check_format, write_comparison, write_outcome
+from greedy_gnorm.scores import score_with
+from greedy_gnorm.settings import Settings
+from greedy_gnorm.tasks.objectives import OBJECTIVES
+from greedy_gnorm.tasks.task import task_of
+from greedy_gnorm.units import Latency, Scores, Step, removed_by
+
+
+def score(
+    model: Any,
+    data: Any,
+    *,
+    tokenizer: Any = None,
+    score: str = "gnorm",
+    **settings: Any,
+) -> Scores:
+    """Score every head of a model (object, folder or name) on data; the model is left as it was."""
+    given = Settings.of(settings)
+    function = score_with(score, given.score_options)
+    objective = objective_for(function, given)
+    if objective.needs_reference and function.objective is not None:
+        raise GnormError(f"{objective.name} compares with the unpruned model, which is the one to score: it is zero.")
+    source = model
+    model, tokenizer = load_inputs(model, tokenizer, given)
+    needs_labels = function.asks_for_labels(objective)
+    batches = scoring_batches(model, tokenizer, task_of(model), data, given, needs_labels=needs_labels)
+    device, dtype = device_for(given), dtype_for(model, given)
+    fits = next(model.parameters()).dtype == dtype and next(model.parameters()).device == device
+    as_it_is = fits and given.device_map is None
+    worked = copy_sharing_weights(model) if as_it_is else working_copy(model, source, given)
+    sites = find_sites(worked).use(savings_for(given))
+    return function(sites, shard(batches.to(device)), objective)
+
+
+def prune(
+    model: Any,
+    data: Any,
+    *,
+    tokenizer: Any = None,
+    eval_data: Any = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_step: OnStep | None = None,
+    format: str = FORMATS[0],
+    latency: bool = True,
+    push_to_hub: str | None = None,
+    **settings: Any,
+) -> Run:
+    """Prune a copy of a model (object, folder or name); the result has the steps, the solution and the pruned model.
+
+    `format="dense"` keeps the old shapes with zeros; with `out`, the speed before and after is measured.
+    """
+    given = Settings.of(settings)
+    check_format(format)
+    if push_to_hub is not None:
+        if out is None:
+            raise GnormError("To push a model to the hub, name a folder for it by out.")
+        hub.check(push_to_hub)
+    prepared = together(lambda: prepare_run(model, tokenizer, data, eval_data, given))
+    header = run_header(prepared.model, model, prepared.rows, given)
+    check_processes_agree(header)
+    with ExitStack() as stack:
+        journal: Journal | None = None
+
+        def begin() -> list[dict[str, Any]]:
+            nonlocal journal
+            if out is not None:
+                journal = stack.enter_context(open_journal(Path(out), header, resume=resume))
+            return [] if journal is None else [step.to_json() for step in journal.steps]
+
+        history = [Step.from_json(line) for line in from_first(begin)]
+        record = None if journal is None else journal.append
+        steps = walk(prepared.sites, prepared.plan, history, prepared.limit, record=record, on_step=on_step)
+        chosen, unpruned, tokenizer = prepared.plan.rules.solution(steps), prepared.model, prepared.tokenizer
+        del prepared  # with the copy that was cut
+        run = Run(steps, steps[chosen], at_step(unpruned, steps, chosen), tokenizer, header, unpruned)
+        if journal is None:
+            return run
+        if latency and given.device_map is None:
+            run = replace(run, latencies=_latencies(unpruned, run.model, given))
+        write_outcome(run, journal, format)
+        if push_to_hub is not None:
+            hub.push(journal.folder / "model", push_to_hub)
+        return run
+
+
+def _latencies(before: Any, after: Any, given: Settings) -> list[Latency]:
+    """The speed of the model as it came and of the solution, where and how the run computes."""
+    device, dtype = device_for(given), dtype_for(before, given)
+    first = next(before.parameters())
+    if (first.device, first.dtype) == (device, dtype):
+        return torch_latencies(before, after)
+    return torch_latencies(*(copy.deepcopy(model).to(device, dtype) for model in (before, after)))
+
+
+def take_step(
+    folder: str | Path,
+    step: int,
+    *,
+    out: str | Path,
+    model: str | Path | None = None,
+    format: str = FORMATS[0],
+    latency: bool = True,
+    trust_remote_code: bool = False,
+) -> Run:
+    """Write the model that the run in `folder` had after `step`, with its record up to there, to the folder `out`.
+
+    `model` is the folder of the run's model, if it was moved; the rest is as for `prune`.
+    """
+    check_format(format)
+    journal = Journal.read(Path(folder))
+    last = len(journal.steps) - 1
+    if not 0 <= step <= last:
+        raise GnormError(f"There is no step {step} in {folder}: its steps go from 0 to {last}.")
+    source = _source(journal, model)
+    whole = load(source, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    was, now = journal.header["model"]["weights"], weights_fingerprint(whole)
+    if was != now:
+        raise GnormError(
+            f"{source} is not the model of the run in {folder}: the fingerprint of its weights is {now}, not {was}."
+        )
+    steps = [replace(each, stop=None) for each in journal.steps[: step + 1]]
+    steps[-1] = replace(steps[-1], stop=f"step {step} of {last}, taken from {folder}")
+    pruned = at_step(whole, steps, step)
+    header = {name: value for name, value in journal.header.items() if name != "result"}
+    header["taken"] = {"run": str(folder), "step": step}
+    with open_journal(Path(out), header, resume=_half_taken(Path(out))) as taken:
+        for each in steps[len(taken.steps) :]:
+            taken.append(each)
+        times = torch_latencies(whole, pruned) if latency else []
+        run = Run(steps, steps[-1], pruned, tokenizer, taken.header, whole, times)
+        write_outcome(run, taken, format)
+    return run
+
+
+def _half_taken(out: Path) -> bool:
+    """Whether a step was being taken into this folder when the process ended."""
+    if not (out / RUN_FILE).exists():
+        return False
+    header = read_header(out / RUN_FILE)
+    return "taken" in header and "result" not in header
+
+
+def _source(journal: Journal, model: str | Path | None) -> Any:
+    if model is None and journal.header["model"].get("in_memory"):
+        raise GnormError(
+            f"The run in {journal.folder} pruned a model given in Python: save that model and name its folder."
+        )
+    return model or journal.header["model"]["name"]
+
+
+def compare(
+    model: Any,
+    data: Any,
+    *,
+    out: str | Path,
+    tokenizer: Any = None,
+    methods: str | Sequence[str] = "paper",
+    runs: int = 3,
+    trajectories: int = 25,
+    eval_data: Any = None,
+    resume: bool = False,
+    on_step: OnPartStep | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Walk every method down to the last head, several times, and put the curves side by side in a folder."""
+    given = Settings.of({**settings, "stop": ("all",)})
+    experiment = run_experiment(
+        model, tokenizer, data, out=Path(out), methods=methods, runs=runs, trajectories=trajectories,
+        eval_data=eval_data, resume=resume, on_step=on_step, given=given,
+    )  # fmt: skip
+    with experiment as walked:
+        comparison = walked.comparison
+        if is_first():
+            changes = None
+            if GREEDY in comparison.curves:  # shown for the head that Greedy-Gnorm removes first
+                (head, *_) = removed_by(comparison.curves[GREEDY][0])
+                changes = head, gradient_change(walked.sites, walked.scoring, OBJECTIVES["logit-norm"], head)
+            write_comparison(comparison, Path(out), changes)
+    return comparison

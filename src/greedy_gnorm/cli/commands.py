@@ -1,0 +1,232 @@
+"""What each command does and shows, below the options: the command line imports this when a command runs."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from greedy_gnorm.api import compare as run_compare
+from greedy_gnorm.api import prune as run_prune
+from greedy_gnorm.api import score as run_score
+from greedy_gnorm.api import take_step
+from greedy_gnorm.cli import console
+from greedy_gnorm.cli.interrupts import Interrupts
+from greedy_gnorm.comparison.analysis import solutions_table, summary_table
+from greedy_gnorm.demo import prepare
+from greedy_gnorm.deployment.export import export as run_export
+from greedy_gnorm.errors import GnormError, Interrupted
+from greedy_gnorm.passes.processes import is_first
+from greedy_gnorm.pruning.methods import METHODS
+from greedy_gnorm.pruning.rules import RULES
+from greedy_gnorm.records.files import write_json, writing_to
+from greedy_gnorm.report import figures
+from greedy_gnorm.report.parameters import model_size_table
+from greedy_gnorm.report.tables import SIZE_COLUMNS, as_csv, as_markdown, table_cells
+from greedy_gnorm.report.writer import LiveReport, write_report
+from greedy_gnorm.scores import SCORES, Score, score_with
+from greedy_gnorm.tasks.objectives import OBJECTIVES
+from greedy_gnorm.units import Step, vectors_to_json
+
+
+def prune(
+    model: str,
+    data: str,
+    out: Path,
+    settings: dict[str, Any],
+    *,
+    eval_data: str | None = None,
+    resume: bool,
+    live: bool = False,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    quiet = quiet or not is_first()
+    with ExitStack() as stack:
+        stack.enter_context(console.messages(quiet=quiet))
+        display = stack.enter_context(console.StepDisplay(quiet=quiet))
+        page = stack.enter_context(LiveReport(out, on=live and is_first()))
+        interrupts = stack.enter_context(Interrupts())
+
+        def on_step(*step: Any) -> None:
+            display(*step)
+            page(*step)
+            interrupts.check()
+
+        try:
+            run = run_prune(model, data, eval_data=eval_data, out=out, resume=resume, on_step=on_step, **settings)
+        except KeyboardInterrupt:
+            raise Interrupted(out / "journal.jsonl") from None
+    _show(run, out, quiet=quiet, as_json=as_json)
+
+
+def take(run: Path, step: int, out: Path, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
+    if not is_first():
+        return
+    with console.messages(quiet=quiet):
+        taken = take_step(run, step, out=out, **options)
+    _show(taken, out, quiet=quiet, as_json=as_json)
+
+
+def _show(run: Any, out: Path, *, quiet: bool, as_json: bool) -> None:
+    if not is_first():
+        return
+    if as_json:
+        console.show_json({**run.summary(), "out": str(out)})
+    else:
+        console.show_run(run, out, drawn=not quiet)
+
+
+def report(folders: Sequence[Path], out: Path | None, *, show: bool) -> None:
+    if not is_first():
+        return
+    path = write_report(folders, out)
+    console.out.print(f"Report   {path}", highlight=False, soft_wrap=True)
+    if show and not webbrowser.open(path.resolve().as_uri()):
+        raise GnormError(f"No browser could be started: open {path.resolve()} yourself.")
+
+
+def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
+    with console.messages(quiet=quiet):
+        scores = run_score(model, data, score=name, **settings)
+    if not is_first():
+        return
+    content = {
+        "model": model,
+        "data": data,
+        "score": name,
+        "settings": settings,
+        "values": vectors_to_json(scores.vectors),
+        "parts": {part: vectors_to_json(vectors) for part, vectors in scores.parts.items()},
+        "order": [list(head) for head in scores.order()],
+    }
+    with writing_to(out):
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "scores.json", content)
+        figures.save(figures.heat_map(scores, name), out / "scores")
+    if as_json:
+        console.show_json(content)
+    elif not quiet:
+        lowest, highest = scores.order()[:5], scores.order(highest_first=True)[:5]
+        console.out.print(f"Lowest scores: {', '.join(map(str, lowest))}", highlight=False)
+        console.out.print(f"Highest: {', '.join(map(str, highest))}", highlight=False)
+        if "half_width" in scores.parts:
+            within = float(np.nanmean(np.concatenate(list(scores.parts["half_width"]))))
+            options = _options(score_with(name, settings["score_options"]))
+            console.out.print(f"Scores to within ± {within:.4f} on average (95 %{options})", highlight=False)
+        console.out.print(
+            f"Matrix {out / 'scores.json'}, heat map {out / 'scores.png'}", highlight=False, soft_wrap=True
+        )
+
+
+def compare(model: str, data: str, out: Path, settings: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
+    with console.messages(quiet=quiet), console.PartDisplay(quiet=quiet) as display, Interrupts() as interrupts:
+
+        def show(part: object, step: Step, gone: int, limit: int) -> None:
+            display(part, step, gone, limit)
+            interrupts.check()
+
+        try:
+            result = run_compare(model, data, out=out, on_step=show, **settings)
+        except KeyboardInterrupt:
+            raise Interrupted(out / "experiment.json") from None
+    if not is_first():
+        return
+    tables = {"comparison": summary_table(result), "solutions": solutions_table(result)}
+    if as_json:
+        rows = {
+            name: [dict(zip(header, row, strict=True)) for row in cells] for name, (header, cells) in tables.items()
+        }
+        console.show_json({**rows, "out": str(out)})
+        return
+    for header, cells in tables.values():
+        console.show_table(header, cells)
+    if not quiet:
+        console.draw_comparison(result)
+    console.say_where(out)
+
+
+def table(model: str, removed: int | None, form: str, *, trust_remote_code: bool) -> None:
+    if not is_first():
+        return
+    with console.messages(quiet=True):
+        rows, quality = model_size_table(model, removed, trust_remote_code=trust_remote_code)
+    cells = table_cells(rows, quality)
+    if form == "table":
+        console.show_table(SIZE_COLUMNS, cells)
+    else:
+        print((as_csv if form == "csv" else as_markdown)(SIZE_COLUMNS, cells), end="")
+
+
+def export(folder: Path, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
+    if not is_first():
+        return
+    with console.messages(quiet=quiet):
+        done = run_export(folder, **options)
+    if as_json:
+        console.show_json({**done.report, "out": str(done.folder)})
+    elif not quiet:
+        console.show_export(done)
+
+
+def methods(*, as_json: bool) -> None:
+    if not is_first():
+        return
+    rows = [
+        {
+            "--method": name,
+            "score": method.score,
+            "removes first": "highest" if method.highest_first else "lowest",
+            "scores": "every step" if method.recompute else "once",
+            "objective": score.objective or "-",
+            "labels": "needed" if score.asks_for_labels(OBJECTIVES[score.objective or "logit-norm"]) else "-",
+            "cost of a scoring": score.cost,
+            "paper": score.paper,
+        }
+        for name in METHODS
+        if (method := METHODS[name]) and (score := SCORES[method.score])
+    ]
+    objectives = {
+        name: OBJECTIVES[name].about + (", needs labels" if OBJECTIVES[name].needs_labels else "")
+        for name in OBJECTIVES
+    }
+    scores = {name: f"{SCORES[name].about}{_options(SCORES[name])}" for name in SCORES}
+    rules = {RULES[name].form: RULES[name].about for name in RULES}
+    if as_json:
+        console.show_json({"methods": rows, "scores": scores, "objectives": objectives, "rules": rules})
+        return
+    console.show_table(list(rows[0]), [list(row.values()) for row in rows], numbers=False)
+    for name, column, content in (
+        ("score", "what it is (--score-options)", scores),
+        ("objective", "the number per sentence", objectives),
+        ("stop", "when the run ends", rules),
+    ):
+        cells = [list(row) for row in content.items()]
+        console.show_table([f"--{name}", column], cells, numbers=False)
+
+
+def _options(score: Score) -> str:
+    return "".join(f"; {name}={value}" for name, value in score.defaults().items())
+
+
+def demo(out: Path | None, settings: dict[str, Any], *, resume: bool, quiet: bool, as_json: bool) -> None:
+    folder = out or _free_folder(Path("runs"), "demo", resume=resume)
+    with console.messages(quiet=quiet):
+        try:
+            assets = prepare(seed=settings["seed"], say=console.silent if quiet else console.say)
+        except OSError as error:
+            raise GnormError(f"Can't keep the demo's model: {error}.") from error
+    prune(str(assets.model), str(assets.data), folder, settings, resume=resume, quiet=quiet, as_json=as_json)
+    if not as_json:
+        console.say_how_to_go_on(folder)
+
+
+def _free_folder(parent: Path, name: str, *, resume: bool) -> Path:
+    """The first of name, name-2, name-3, ... that is not there yet; to resume, the last that is."""
+    names = [name, *(f"{name}-{number}" for number in range(2, 10_000))]
+    free = next(place for place, each in enumerate(names) if not (parent / each).exists())
+    return parent / names[max(free - 1, 0) if resume else free]

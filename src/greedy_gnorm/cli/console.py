@@ -1,0 +1,278 @@
+"""What a person sees in the terminal: progress, summaries, tables. Progress goes to stderr, results to stdout."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from greedy_gnorm.cli import sketch
+from greedy_gnorm.comparison.analysis import Comparison, solution
+from greedy_gnorm.deployment.export import Exported
+from greedy_gnorm.model.sizes import MEGABYTE
+from greedy_gnorm.pruning.curves import curve
+from greedy_gnorm.pruning.methods import GREEDY
+from greedy_gnorm.pruning.run import Run
+from greedy_gnorm.report.tables import LATENCY_COLUMNS, latency_cells
+from greedy_gnorm.report.writer import NAME
+from greedy_gnorm.units import Latency, Step, removed_by
+
+out = Console(markup=False, emoji=False)
+err = Console(stderr=True, markup=False, emoji=False)
+
+
+@contextmanager
+def messages(*, quiet: bool) -> Iterator[None]:
+    """Notes and warnings of the library as plain lines on stderr; the libraries below are kept from chatting."""
+    import datasets
+    import transformers
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)
+    logging_of_transformers: Any = transformers.utils.logging
+    logging_of_transformers.disable_progress_bar()
+    logging_of_transformers.set_verbosity_error()
+    handler = RichHandler(console=err, show_time=False, show_level=False, show_path=False, markup=False)
+    log = logging.getLogger("greedy_gnorm")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING if quiet else logging.INFO)
+    show = warnings.showwarning
+    warnings.showwarning = _show_warning
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    if issubclass(category, UserWarning):
+        err.print(f"Warning: {message}", style="yellow", soft_wrap=True)
+
+
+class StepDisplay:
+    """Shows each step: a bar on a terminal, a line a step elsewhere, nothing when quiet."""
+
+    def __init__(self, part: str = "", *, quiet: bool = False) -> None:
+        self.part = part
+        self.quiet = quiet
+        self.gone = 0
+        self.timed: tuple[float, int] | None = None
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            console=err,
+        )
+        self.task: TaskID | None = None
+
+    def __enter__(self) -> StepDisplay:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.task is not None:
+            self.bar.stop()
+
+    def __call__(self, step: Step, gone: int, limit: int) -> None:
+        if self.quiet:
+            return
+        self.gone = gone
+        state = f"{_quality(step)}  {self._time_left(limit)}"
+        if not err.is_terminal:
+            heads = ", ".join(map(str, step.removed)) or "none"
+            err.print(
+                f"{self.part} step {step.step}  heads {self.gone}/{limit}  removed {heads}  {state}".lstrip(),
+                soft_wrap=True,
+                highlight=False,
+            )
+            return
+        if self.task is None:
+            self.bar.start()
+            self.task = self.bar.add_task(self.part or "Pruning heads", total=limit, state="")
+        self.bar.update(self.task, completed=self.gone, state=state)
+
+    def _time_left(self, limit: int) -> str:
+        """From the pace since the first step seen: at most, for a rule may stop earlier."""
+        now = time.monotonic()
+        if self.timed is None or self.gone == self.timed[1]:
+            self.timed = (now, self.gone)
+            return ""
+        seconds = (now - self.timed[0]) / (self.gone - self.timed[1]) * (limit - self.gone)
+        return f"at most {duration(seconds)} left"
+
+
+class PartDisplay:
+    """Shows a comparison: the parts one after another, each with a display of its own."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.part: object = None
+        self.display = StepDisplay(quiet=quiet)
+
+    def __enter__(self) -> PartDisplay:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.display.__exit__(*error)
+
+    def __call__(self, part: object, step: Step, gone: int, limit: int) -> None:
+        if part != self.part:
+            self.display.__exit__()
+            self.part, self.display = part, StepDisplay(str(part), quiet=self.quiet)
+        self.display(step, gone, limit)
+
+
+def _quality(step: Step) -> str:
+    name, value = next(iter(step.quality.items()))
+    return f"{name} {value:.4f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def show_table(header: Sequence[str], cells: Sequence[Sequence[str]], *, numbers: bool = True) -> None:
+    """A table on stdout, numbers to the right; not squeezed where the output is no terminal."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(header):
+        table.add_column(name, justify="right" if numbers and place else "left")
+    for row in cells:
+        table.add_row(*row)
+    (out if out.is_terminal else Console(width=200, markup=False, emoji=False)).print(table)
+
+
+def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
+    """What was removed, what it cost, where things lie; drawn in characters if wished."""
+    summary = run.summary()
+    removed, total = summary["heads"]["removed"], summary["heads"]["total"]
+    out.print()
+    out.print(f"Removed {removed} of {total} heads ({removed / total:.0%}); ended: {run.reason}.", highlight=False)
+    if not removed:
+        out.print("No step was better than keeping every head: the saved model is the one you gave.", highlight=False)
+    cells = [[name, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}"] for name, (a, b) in summary["quality"].items()]
+    before, after = summary["parameters"]
+    cells.append(["parameters", f"{before:,}", f"{after:,}", f"{after / before - 1:+.1%}"])
+    before, after = summary["bytes"]
+    cells.append(
+        [
+            f"MB at {8 * before // summary['parameters'][0]} bits",
+            f"{before / MEGABYTE:.2f}",
+            f"{after / MEGABYTE:.2f}",
+            f"{after / before - 1:+.1%}",
+        ]
+    )
+    show_table(["", "before", "after", "change"], cells)
+    if run.latencies:
+        show_table(LATENCY_COLUMNS, [latency_cells(latency) for latency in run.latencies])
+    if drawn:
+        draw_run(run)
+    out.print(f"{summary['steps']} steps in {duration(summary['seconds'])}.", highlight=False)
+    for name, place in (
+        ("Model", f"{folder / 'model'}     (gg.load({str(folder / 'model')!r}))"),
+        ("Journal", f"{folder / 'journal.jsonl'}, {folder / 'run.json'}"),
+        ("Curve", f"{folder / 'figures' / 'curve.png'}, {folder / 'tables' / 'curve.csv'}"),
+        ("Report", f"{folder / NAME}     (gnorm report {folder} --open)"),
+    ):
+        out.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
+
+
+def draw_run(run: Run) -> None:
+    """The mask of the solution and the curve, in characters."""
+    draw_mask(run.header["model"], run.removed)
+    points, plain = curve(run.steps, run.measure), _is_plain()
+    if len(points) > 1:
+        _draw([f"  {line}" for line in sketch.curve(points, plain=plain)])
+        mark = " " * sketch.place(points, run.solution.step) + "^ solution"
+        _draw([f"  {mark}", f"  {run.measure.name}, from none to {points[-1][0]:.0f} heads removed", ""])
+
+
+def draw_comparison(comparison: Comparison) -> None:
+    """The mask at the knee of Greedy-Gnorm or the first method, and a curve a method, in characters."""
+    name = GREEDY if GREEDY in comparison.curves else next(iter(comparison.curves))
+    walk = comparison.curves[name][0]
+    _draw([f"{name} at its knee:"])
+    draw_mask(comparison.header["model"], removed_by(walk[: solution(walk, comparison.measure).step + 1]))
+    longest = max(map(len, comparison.curves))
+    for method, walks in comparison.curves.items():
+        (line,) = sketch.curve(curve(walks[0], comparison.measure), height=1, plain=_is_plain())
+        _draw([f"{method:{longest}}  {line}"])
+    _draw([f"{comparison.measure.name} of each method's first run, from none to {comparison.heads} heads removed", ""])
+
+
+def draw_mask(model: Any, removed: Sequence[Any]) -> None:
+    """The heads that are left, in characters."""
+    kept, gone = ("#", ".") if _is_plain() else ("■", "·")
+    _draw([*sketch.mask(model, removed, plain=_is_plain()), f"     layers x heads: {kept} kept, {gone} removed", ""])
+
+
+def _draw(lines: Sequence[str]) -> None:
+    for line in lines:
+        out.print(line, highlight=False, soft_wrap=True)
+
+
+def _is_plain() -> bool:
+    return not out.encoding.lower().startswith("utf")
+
+
+def show_export(done: Exported) -> None:
+    """The files, the difference to torch, the speed, and the quality in 8 bits."""
+    report, small = done.report, done.report.get("int8")
+    difference = report["largest difference to torch"]
+    out.print(f"Largest difference to torch's logits: {difference:.2e}", highlight=False)
+    latencies = [*report["latency"], *(small["latency"] if small else [])]
+    header = [*LATENCY_COLUMNS[:3], "ms first", "ms second", "Speed-up"]
+    show_table(header, [latency_cells(Latency.from_json(each))[: len(header)] for each in latencies])
+    files = {report["file"]: report["bytes"], **({small["file"]: small["bytes"]} if small else {})}
+    if small:
+        qualities = "  ".join(f"{name} {value:.4f}" for name, value in small["quality"].items())
+        out.print(f"Quality on {small['rows']} rows: {qualities}", highlight=False)
+    for name, size in files.items():
+        out.print(f"{done.folder / name}  {size / MEGABYTE:.2f} MB", highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    err.print(text, highlight=False, soft_wrap=True)
+
+
+def silent(text: str) -> None:
+    """Nothing."""
+
+
+def say_how_to_go_on(folder: Path) -> None:
+    """After the demo: the same with one's own model."""
+    out.print("\nThe same with your own model and labelled text:")
+    out.print("  gnorm prune MODEL --data rows.csv --stop drop=0.01 --out runs/mine", highlight=False, soft_wrap=True)
+    out.print(f"The parameter table of this run: gnorm table {folder}", highlight=False, soft_wrap=True)
+
+
+def say_where(folder: Path) -> None:
+    """Where a comparison lies."""
+    out.print("An asterisk marks the best of a column.", highlight=False)
+    for name, place in (("Tables", "tables"), ("Figures", "figures"), ("Report", NAME)):
+        out.print(f"{name:9}{folder / place}", highlight=False, soft_wrap=True)
+
+
+def show_json(content: Any) -> None:
+    """Plain JSON on stdout."""
+    print(json.dumps(content, indent=2, allow_nan=False))

@@ -1,0 +1,205 @@
+"""What a comparison shows: numbers by method, from the steps alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from greedy_gnorm.errors import RunFolderError
+from greedy_gnorm.model.sizes import MEGABYTE
+from greedy_gnorm.pruning.curves import Walk, at_share, curve, knee_of, mean_over_curve, units_before_drop
+from greedy_gnorm.pruning.methods import RANDOM
+from greedy_gnorm.pruning.run import measure_of
+from greedy_gnorm.records import schema
+from greedy_gnorm.records.journal import RUN_FILE, Journal, read_header
+from greedy_gnorm.units import Measure, Step, removed_by
+
+EXPERIMENT_FILE = "experiment.json"
+SHARES = (0.25, 0.50, 0.75, 0.81)
+DROPS = (0.01, 0.05)
+FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every walk of every method, and the header that they share."""
+
+    header: dict[str, Any]
+    curves: dict[str, list[Walk]]
+
+    @property
+    def measure(self) -> Measure:
+        """What is compared."""
+        return measure_of(self.header)
+
+    @property
+    def heads(self) -> int:
+        """Heads that a walk removes."""
+        return len(removed_by(next(iter(self.curves.values()))[0]))
+
+
+def solution(walk: Walk, measure: Measure) -> Step:
+    """The step at the knee of the curve."""
+    return walk[knee_of(walk, measure)]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: what it shows of a walk, how that is written, and which of the methods' means is best."""
+
+    name: str
+    value: Callable[[Walk], float]
+    form: str = ".3f"
+    best: Callable[[Sequence[float]], float] | None = max
+
+    def written(self, value: float) -> str:
+        """The number as text, without a negative zero."""
+        return format(value, f"z{self.form}")
+
+
+def columns(measure: Measure) -> list[Column]:
+    """The columns of the comparison, in their order."""
+    better = max if measure.higher_is_better else min
+
+    def at(share: float) -> Callable[[Walk], float]:
+        return lambda walk: at_share(curve(walk, measure), share)
+
+    def before_drop(drop: float) -> Callable[[Walk], float]:
+        return lambda walk: units_before_drop(curve(walk, measure), drop, higher_is_better=measure.higher_is_better)
+
+    return [
+        Column("before", lambda walk: measure.of(walk[0]), best=None),
+        *[Column(f"at {share:.0%}", at(share), best=better) for share in SHARES],
+        Column("mean", lambda walk: mean_over_curve(curve(walk, measure)), best=better),
+        *[Column(f"heads before -{drop * 100:.0f} pt", before_drop(drop), ".1f") for drop in DROPS],
+        Column("knee: heads gone", lambda walk: knee_heads(walk, measure), ".1f"),
+        Column("knee: quality", lambda walk: measure.of(solution(walk, measure)), best=better),
+    ]
+
+
+def solution_columns(measure: Measure) -> list[Column]:
+    """The columns of the solutions: quality in per cent and size (MB of float32) before and after."""
+    better = max if measure.higher_is_better else min
+
+    def percent(step: Step) -> float:
+        return 100 * measure.of(step)
+
+    def decrease(walk: Walk) -> float:
+        before, after = percent(walk[0]), percent(solution(walk, measure))
+        return 100 * (before - after) / abs(before) if before else math.nan
+
+    def megabytes(step: Step) -> float:
+        return step.parameters * FLOAT32 / MEGABYTE
+
+    def after(value: Callable[[Step], float]) -> Callable[[Walk], float]:
+        return lambda walk: value(solution(walk, measure))
+
+    return [
+        Column("before", lambda walk: percent(walk[0]), ".2f", None),
+        Column("after", after(percent), ".2f", better),
+        Column("decrease %", decrease, ".2f", min if measure.higher_is_better else max),
+        Column("MB before", lambda walk: megabytes(walk[0]), ".2f", None),
+        Column("MB after", after(megabytes), ".2f", min),
+        Column(
+            "reduction %",
+            lambda walk: 100 * (1 - solution(walk, measure).parameters / walk[0].parameters),
+            ".2f",
+            max,
+        ),
+        Column("heads gone", lambda walk: knee_heads(walk, measure), ".1f", max),
+        Column("parameters before", lambda walk: walk[0].parameters, ",.0f", None),
+        Column("parameters after", after(lambda step: step.parameters), ",.0f", min),
+    ]
+
+
+def knee_heads(walk: Walk, measure: Measure) -> int:
+    """Heads gone at the solution."""
+    return len(removed_by(walk[: solution(walk, measure).step + 1]))
+
+
+def summary_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """The methods by quality along the curve."""
+    return _by_method(comparison, columns(comparison.measure))
+
+
+def solutions_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """The paper's table of solutions: the methods at the knees of their curves."""
+    return _by_method(comparison, solution_columns(comparison.measure))
+
+
+def _by_method(comparison: Comparison, shown: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
+    """Header and text cells: mean ± standard deviation over runs, the best of each column marked with an asterisk."""
+    cells = [[method, str(len(walks))] for method, walks in comparison.curves.items()]
+    for column in shown:
+        values = [[column.value(walk) for walk in walks] for walks in comparison.curves.values()]
+        means = [float(np.mean(runs)) for runs in values]
+        best = None if column.best is None else column.written(column.best(means))
+        for row, runs, mean in zip(cells, values, means, strict=True):
+            if math.isnan(mean):
+                row.append("-")
+                continue
+            text = column.written(mean)
+            spread = f" ± {column.written(float(np.std(runs, ddof=1)))}" if len(runs) > 1 else ""
+            row.append(f"{text}{spread}{'*' if text == best else ''}")
+    return ["method", "runs", *(column.name for column in shown)], cells
+
+
+def staleness(walk: Walk) -> list[tuple[int, float]]:
+    """(units gone, Kendall's tau between the first scores and the scores then, over the units still there)."""
+    scored = [(step, np.concatenate(list(step.scores.keys))) for step in walk if step.scores is not None]
+    first = scored[0][1]
+    points, gone = [], 0
+    for step, keys in scored:
+        there = ~np.isnan(keys)
+        if there.sum() >= 3:
+            tau = float(stats.kendalltau(first[there], keys[there]).statistic)
+            if not math.isnan(tau):
+                points.append((gone, tau))
+        gone += len(step.removed)
+    return points
+
+
+def is_rescored(walk: Walk) -> bool:
+    """Whether the scores change along the walk."""
+    keys = [np.concatenate(list(step.scores.keys)) for step in walk if step.scores is not None]
+    return any(bool(((later != keys[0]) & ~np.isnan(later)).any()) for later in keys[1:])
+
+
+def drifts(walks: Sequence[Walk]) -> list[list[tuple[int, float]]]:
+    """The staleness of those walks that have a line to draw: scores that change, while heads enough are left."""
+    return [points for walk in walks if is_rescored(walk) and len(points := staleness(walk)) > 1]
+
+
+def read_experiment(folder: Path) -> dict[str, Any]:
+    """What a comparison was asked."""
+    return read_header(folder / EXPERIMENT_FILE, schema.EXPERIMENT)
+
+
+def read_parts(folder: Path) -> dict[str, list[Journal]]:
+    """The finished parts of the comparison in a folder, by method, in the order of their runs."""
+    about = read_experiment(folder)
+    parts: dict[str, list[Journal]] = {}
+    for method in about["methods"]:
+        for run in range(about["trajectories" if method == RANDOM else "runs"]):
+            part = folder / "parts" / f"{method}-{run}"
+            if not (part / RUN_FILE).exists():
+                continue
+            journal = Journal.read(part)
+            if journal.steps and journal.steps[-1].stop is not None:
+                parts.setdefault(method, []).append(journal)
+    if not parts:
+        raise RunFolderError(f"{folder} holds no finished part of a comparison.")
+    return parts
+
+
+def read_comparison(folder: Path) -> Comparison:
+    """The comparison in a folder, from its journals alone; parts that are not finished are left out."""
+    parts = read_parts(folder)
+    header = next(iter(parts.values()))[0].header
+    return Comparison(header, {name: [journal.steps for journal in runs] for name, runs in parts.items()})

@@ -1,0 +1,128 @@
+"""Batches: tokenised rows, of like length together, the same every time they are walked."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from greedy_gnorm.errors import DataError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded rows: the model's keyword arguments, the labels, and which rows of the data they are."""
+
+    inputs: dict[str, Tensor]
+    labels: Tensor | None
+    rows: tuple[int, ...]
+    reference: Tensor | None = None  # logits of the unpruned model, for objectives that compare with it
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def real_tokens(self) -> Tensor:
+        """1 for a token, 0 for padding, (B, T)."""
+        ids = self.inputs["input_ids"]
+        return self.inputs.get("attention_mask", torch.ones_like(ids)).float()
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        labels = None if self.labels is None else self.labels.to(device)
+        reference = None if self.reference is None else self.reference.to(device)
+        return Batch({name: tensor.to(device) for name, tensor in self.inputs.items()}, labels, self.rows, reference)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Rows ready for a model: re-iterable, seeded, fingerprinted."""
+
+    items: tuple[Batch, ...]
+    fingerprint: str
+    seed: int = 0
+    truncated: int = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are in all."""
+        return sum(len(batch) for batch in self.items)
+
+    def to(self, device: torch.device) -> Batches:
+        """The same batches on another device."""
+        return replace(self, items=tuple(batch.to(device) for batch in self.items))
+
+    def sharing(self, others: Batches) -> Batches:
+        """The same rows in the other's tensors if these are its rows: one pass can then serve both."""
+        return replace(self, items=others.items) if self.fingerprint == others.fingerprint else self
+
+
+START_OF_A_BATCH = 64
+"""What a batch costs besides its tokens, counted in tokens: reading the weights, calling the operations."""
+
+
+def bucketed(lengths: Sequence[int], tokens_per_batch: int, start: int = START_OF_A_BATCH) -> list[list[int]]:
+    """Row numbers in groups of like length, longest first, whose padded size stays within the budget.
+
+    Of all divisions of the sorted rows it is the one with the fewest padded tokens, each group's start counted too.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    sizes = np.array([lengths[row] for row in order])
+    costs = np.zeros(len(order) + 1)  # costs[n]: the best division of the first n rows
+    begins = np.zeros(len(order) + 1, dtype=int)  # where its last group begins
+    for end in range(1, len(order) + 1):
+        # A group's padded size is its rows times its first, longest one; a row over the budget is a group alone
+        least = max(0, end - max(1, tokens_per_batch // max(1, int(sizes[end - 1]))))
+        candidates = np.arange(least, end)
+        padded_sizes = (end - candidates) * sizes[candidates]
+        totals = costs[candidates] + padded_sizes + start
+        totals[(padded_sizes > tokens_per_batch) & (candidates < end - 1)] = np.inf
+        begins[end] = candidates[totals.argmin()]
+        costs[end] = totals.min()
+    groups: list[list[int]] = []
+    end = len(order)
+    while end:
+        groups.append(order[begins[end] : end])
+        end = int(begins[end])
+    return groups[::-1]
+
+
+def padded(rows: Sequence[Mapping[str, Sequence[int]]], padding: Mapping[str, int]) -> dict[str, Tensor]:
+    """Tokenised rows as tensors of one length, filled up on the right."""
+    width = max(len(row["input_ids"]) for row in rows)
+    return {
+        name: torch.tensor([[*row[name], *[fill] * (width - len(row[name]))] for row in rows])
+        for name, fill in padding.items()
+    }
+
+
+def ready_batches(items: Sequence[Mapping[str, Any]], *, seed: int = 0) -> Batches:
+    """Batches from dicts of tensors (input_ids, attention_mask, labels, ...) that the caller made."""
+    batches: list[Batch] = []
+    digest = hashlib.sha256()
+    start = 0
+    for number, item in enumerate(items):
+        tensors = {name: torch.as_tensor(value) for name, value in item.items()}
+        if "input_ids" not in tensors or tensors["input_ids"].ndim != 2:
+            raise DataError(f"Batch {number} needs input_ids of shape (rows, tokens).")
+        for name in sorted(tensors):
+            tensor = tensors[name].detach().cpu()
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        labels = tensors.pop("labels", None)
+        count = len(tensors["input_ids"])
+        batches.append(Batch(tensors, labels, tuple(range(start, start + count))))
+        start += count
+    if not batches:
+        raise DataError("There are no batches to work on.")
+    return Batches(tuple(batches), digest.hexdigest()[:16], seed)

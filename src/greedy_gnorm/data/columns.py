@@ -1,0 +1,131 @@
+"""Which column of a table is the text, the second text, the label; and what the columns hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import datasets
+
+from greedy_gnorm.errors import DataError
+from greedy_gnorm.settings import Settings
+
+PAIRS = (
+    ("text", "text_pair"),
+    ("text", "text2"),
+    ("text1", "text2"),
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("question", "passage"),
+    ("query", "passage"),
+)
+TEXTS = (
+    "text",
+    "sentence",
+    "content",
+    "review",
+    "tweet",
+    "document",
+    "headline",
+    "title",
+    "premise",
+    "question",
+    "query",
+)
+LABELS = ("label", "labels", "gold_label", "class", "target", "category", "sentiment", "emotion", "intent", "score")
+
+
+class Columns(NamedTuple):
+    text: str
+    pair: str | None
+    label: str | None
+
+
+class LabelColumn(NamedTuple):
+    """The labels of one split as the data writes them.
+
+    `names` are those of a data set's ClassLabel, where the values are numbers behind names. Labels of a split that is
+    not `used` only help to decide how the others are meant.
+    """
+
+    values: list[Any]
+    names: Sequence[str] | None
+    used: bool
+
+
+def find_columns(table: datasets.Dataset, settings: Settings) -> Columns:
+    """The columns the user named, else those with a usual name."""
+    there = list(table.column_names)
+    for option, name in (("--text", settings.text), ("--text-pair", settings.text_pair), ("--label", settings.label)):
+        if name is not None and name not in there:
+            raise DataError(f"There is no column {name!r} ({option}). Columns: {', '.join(there)}.")
+    label = label_column_name(table, settings)
+    if settings.text is not None:
+        return Columns(settings.text, settings.text_pair, label)
+    text, pair = next((both for both in PAIRS if set(both) <= set(there)), (None, None))
+    text = text or next((name for name in TEXTS if name in there), None)
+    if text is None:
+        raise DataError(f"Which column is the text? Name it with --text. Columns: {', '.join(there)}.")
+    return Columns(text, settings.text_pair or pair, label)
+
+
+def label_column_name(table: datasets.Dataset, settings: Settings) -> str | None:
+    """The column of the label, if there is one."""
+    name = settings.label or next((usual for usual in LABELS if usual in table.column_names), None)
+    return name if name in table.column_names else None
+
+
+def read_texts(table: datasets.Dataset, column: str) -> list[str]:
+    """A column of text; rows without text, or with something else, are refused."""
+    values = list(table[column])
+    missing = [row for row, value in enumerate(values) if is_missing(value)]
+    if missing:
+        raise DataError(f"{len(missing)} rows have no text in {column!r} (empty or NaN): {_numbers(missing)}.")
+    odd = [row for row, value in enumerate(values) if not isinstance(value, str)]
+    if odd:
+        raise DataError(f"Column {column!r} holds {type(values[odd[0]]).__name__}, not text, in {_numbers(odd)}.")
+    return values
+
+
+def read_labels(table: datasets.Dataset, column: str, split: str) -> LabelColumn:
+    """A column of labels for rows that need one each."""
+    values = list(table[column])
+    missing = [row for row, value in enumerate(values) if is_missing(value)]
+    if missing:
+        raise DataError(f"{len(missing)} rows of {split} have no {column!r}: {_numbers(missing)}.")
+    return LabelColumn(values, _class_names(table, column), True)
+
+
+def other_labels(table: datasets.Dataset, settings: Settings) -> LabelColumn | None:
+    """The labels of a split that is not used, where it has any."""
+    column = label_column_name(table, settings)
+    if column is None:
+        return None
+    values = [value for value in table[column] if not (is_missing(value) or value == -1)]
+    return LabelColumn(values, _class_names(table, column), False)
+
+
+def has_labels(table: datasets.Dataset, settings: Settings) -> bool:
+    """Whether any row has a label: some data sets leave out those of their test split, or write -1."""
+    column = label_column_name(table, settings)
+    return column is not None and not all(value == -1 or is_missing(value) for value in table[column])
+
+
+def _class_names(table: datasets.Dataset, column: str) -> Sequence[str] | None:
+    feature = table.features[column]
+    return getattr(getattr(feature, "feature", feature), "names", None)  # of a list of classes, or of a class
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell is empty."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _numbers(rows: Sequence[int], most: int = 5) -> str:
+    more = f" and {len(rows) - most} more" if len(rows) > most else ""
+    return f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:most]))}{more} (counted from 0)"

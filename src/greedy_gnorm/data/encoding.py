@@ -1,0 +1,85 @@
+"""Rows of text as batches of tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from greedy_gnorm.data.batches import Batch, Batches, bucketed, padded
+from greedy_gnorm.data.rows import Row
+from greedy_gnorm.errors import DataError
+from greedy_gnorm.settings import Settings
+
+log = logging.getLogger("greedy_gnorm")
+
+
+def encode(rows: Sequence[Row], model: nn.Module, tokenizer: Any, settings: Settings, what: str = "scoring") -> Batches:
+    """Tokenise once, cut what is too long (and say so), put rows of like length together."""
+    if tokenizer is None:
+        raise DataError("Rows of text need a tokenizer.")
+    limit = longest_input(model, tokenizer)
+    tokenised, truncated = _tokenised(rows, tokenizer, limit)
+    if truncated:
+        log.info(
+            "%d of %d %s rows are longer than the model's %d tokens and were cut", truncated, len(rows), what, limit
+        )
+    fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0}
+    if fill["input_ids"] is None:
+        raise DataError("The tokenizer has no padding token.")
+    accepted = set(inspect.signature(model.forward).parameters)
+    if getattr(model.config, "type_vocab_size", 2) < 2:
+        accepted -= {"token_type_ids"}
+    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
+    largest = max(max(row["input_ids"]) for row in tokenised)
+    if largest >= embeddings.num_embeddings:
+        known = embeddings.num_embeddings
+        raise DataError(f"The tokenizer gives token {largest}, and the model knows {known}: is it the model's own?")
+    padding = {name: value for name, value in fill.items() if name in tokenised[0] and name in accepted}
+    labels = None if any(row.label is None for row in rows) else torch.tensor([row.label for row in rows])
+    items = []
+    for group in bucketed([len(row["input_ids"]) for row in tokenised], settings.tokens_per_batch):
+        inputs = padded([tokenised[place] for place in group], padding)
+        items.append(Batch(inputs, None if labels is None else labels[group], tuple(group)))
+    return Batches(tuple(items), fingerprint(rows, tokenised), settings.seed, truncated)
+
+
+def _tokenised(rows: Sequence[Row], tokenizer: Any, limit: int) -> tuple[list[dict[str, list[int]]], int]:
+    """Token ids and masks of each row, and how many rows had to be cut."""
+
+    def call(some: Sequence[Row], **options: Any) -> list[dict[str, list[int]]]:
+        pairs = None if some[0].pair is None else [row.pair for row in some]
+        columns = tokenizer([row.text for row in some], pairs, return_attention_mask=True, verbose=False, **options)
+        return [{name: columns[name][place] for name in columns} for place in range(len(some))]
+
+    tokenised = call(rows)
+    long = [place for place, row in enumerate(tokenised) if len(row["input_ids"]) > limit]
+    if long:
+        cut = call([rows[place] for place in long], truncation=True, max_length=limit)
+        for place, row in zip(long, cut, strict=True):
+            tokenised[place] = row
+    return tokenised, len(long)
+
+
+def longest_input(model: nn.Module, tokenizer: Any) -> int:
+    """How many tokens model and tokenizer take."""
+    return min(longest_sentence(model), int(tokenizer.model_max_length))
+
+
+def longest_sentence(model: nn.Module) -> int:
+    """How many tokens the model takes."""
+    positions: Any = next(module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    # RoBERTa's positions start behind the padding token's
+    start = 0 if positions.padding_idx is None else positions.padding_idx + 1
+    return int(positions.num_embeddings) - start
+
+
+def fingerprint(rows: Sequence[Row], tokenised: Sequence[Mapping[str, Sequence[int]]]) -> str:
+    """A short hash of texts, labels and tokens in their order."""
+    return hashlib.sha256(json.dumps([rows, tokenised]).encode()).hexdigest()[:16]

@@ -1,0 +1,209 @@
+"""From what the user gives as data to batches for scoring and for evaluation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from greedy_gnorm.data.batches import Batches, ready_batches
+from greedy_gnorm.data.columns import (
+    LabelColumn,
+    find_columns,
+    has_labels,
+    other_labels,
+    read_labels,
+    read_texts,
+)
+from greedy_gnorm.data.encoding import encode
+from greedy_gnorm.data.rows import Label, Row
+from greedy_gnorm.data.sources import WHOLE, Splits, read_splits
+from greedy_gnorm.data.splits import divided, sampled, warn_of_overlap
+from greedy_gnorm.errors import DataError
+from greedy_gnorm.settings import Settings
+
+log = logging.getLogger("greedy_gnorm")
+
+
+class LabelTask(Protocol):
+    """What loading needs to know of a task."""
+
+    def map_labels(self, columns: Sequence[LabelColumn], settings: Settings) -> list[list[Label]]:
+        """The labels of all columns as the model counts them, by one mapping for all; a list for each column."""
+        ...
+
+    def check_labels(self, labels: Sequence[Any]) -> None:
+        """Refuse labels on which quality can't be measured."""
+        ...
+
+
+def scoring_batches(
+    model: nn.Module, tokenizer: Any, task: LabelTask, data: Any, settings: Settings, *, needs_labels: bool = False
+) -> Batches:
+    """Batches for a score alone: the validation rows where there is such a split, else the training rows, else all."""
+    if is_ready(data):
+        return ready_batches(data, seed=settings.seed)
+    splits = read_splits(data)
+    split = _first(splits, "validation", "train", WHOLE, "test")
+    (rows,) = _read_rows([(splits, split, needs_labels)], task, settings)
+    rows = sampled(rows, settings.samples, settings.seed)
+    log.info("scoring: %d rows of %s", len(rows), split)
+    return encode(rows, model, tokenizer, settings)
+
+
+def both_batches(
+    model: nn.Module,
+    tokenizer: Any,
+    task: LabelTask,
+    data: Any,
+    eval_data: Any,
+    settings: Settings,
+    *,
+    needs_labels: bool,
+) -> tuple[Batches, Batches]:
+    """Batches for scoring and for evaluation, of different rows unless the caller gives the same ones."""
+    if is_ready(data) or is_ready(eval_data):
+        if not is_ready(data) or not is_ready(eval_data):
+            raise DataError("Ready batches can't be divided: give ready batches as data and as eval_data.")
+        scoring, evaluation = (ready_batches(each, seed=settings.seed) for each in (data, eval_data))
+        task.check_labels(_ready_labels(evaluation))
+        warn_of_overlap(_token_rows(scoring), _token_rows(evaluation))
+        return scoring, evaluation
+    pool, rows = both_rows(task, data, eval_data, settings, needs_labels=needs_labels)
+    sample = sampled(pool, settings.samples, settings.seed)
+    warn_of_overlap([row.words for row in sample], [row.words for row in rows])
+    return (
+        encode(sample, model, tokenizer, settings),
+        encode(rows, model, tokenizer, settings, "evaluation"),
+    )
+
+
+def both_rows(
+    task: LabelTask, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool, draws: int = 1
+) -> tuple[list[Row], list[Row]]:
+    """Rows to draw scoring samples from, enough for so many draws, and the evaluation rows."""
+    splits = read_splits(data)
+    if eval_data is not None:
+        eval_splits = read_splits(eval_data)
+        scoring_split = _first(splits, "validation", "train", WHOLE, "test")
+        evaluation_split = _first(eval_splits, "test", "validation", WHOLE, "train")
+        wanted = [(splits, scoring_split, needs_labels), (eval_splits, evaluation_split, True)]
+        scoring, evaluation = _read_rows(wanted, task, settings)
+    elif len(splits := _labelled(splits, settings)) == 1:
+        scoring_split = evaluation_split = next(iter(splits))
+        (rows,) = _read_rows([(splits, scoring_split, True)], task, settings)
+        scoring, evaluation = divided(rows, settings.samples and draws * settings.samples, settings.seed)
+    else:
+        evaluation_split = _first(splits, "test", "validation", "train")
+        others = {name: table for name, table in splits.items() if name != evaluation_split}
+        scoring_split = _first(others, "validation", "train")
+        wanted = [(splits, scoring_split, needs_labels), (splits, evaluation_split, True)]
+        scoring, evaluation = _read_rows(wanted, task, settings)
+    evaluation = sampled(evaluation, settings.eval_samples, settings.seed)
+    task.check_labels([row.label for row in evaluation])
+    count = len(scoring) if settings.samples is None else min(len(scoring), settings.samples)
+    log.info("scoring: %d rows of %s", count, scoring_split)
+    log.info("evaluation: %d rows of %s", len(evaluation), evaluation_split)
+    return scoring, evaluation
+
+
+def evaluation_batches(model: nn.Module, tokenizer: Any, task: LabelTask, data: Any, settings: Settings) -> Batches:
+    """Batches of the rows that data gives for evaluation alone."""
+    splits = _labelled(read_splits(data), settings)
+    split = _first(splits, "test", "validation", WHOLE, "train")
+    (rows,) = _read_rows([(splits, split, True)], task, settings)
+    rows = sampled(rows, settings.eval_samples, settings.seed)
+    task.check_labels([row.label for row in rows])
+    return encode(rows, model, tokenizer, settings, "evaluation")
+
+
+def is_ready(data: Any) -> bool:
+    """Whether the caller gave batches (dicts with input_ids) rather than rows."""
+    return isinstance(data, list | tuple) and bool(data) and all(hasattr(b, "keys") and "input_ids" in b for b in data)
+
+
+def _first(splits: Splits, *names: str) -> str:
+    return next((name for name in names if name in splits), next(iter(splits)))
+
+
+def _labelled(splits: Splits, settings: Settings) -> Splits:
+    """The splits that have labels."""
+    if len(splits) == 1:
+        return splits
+    labelled = {}
+    for name, table in splits.items():
+        if has_labels(table, settings):
+            labelled[name] = table
+        else:
+            log.info("the %s split has no labels; it is left out", name)
+    return labelled or splits
+
+
+def _read_rows(wanted: Sequence[tuple[Splits, str, bool]], task: LabelTask, settings: Settings) -> list[list[Row]]:
+    """The rows of some splits, each with whether it needs labels; one mapping serves the labels of all of them."""
+    tables = [splits[split] for splits, split, _ in wanted]
+    columns = [find_columns(table, settings) for table in tables]
+    texts = [read_texts(table, each.text) for table, each in zip(tables, columns, strict=True)]
+    pairs = [
+        [None] * len(table) if each.pair is None else read_texts(table, each.pair)
+        for table, each in zip(tables, columns, strict=True)
+    ]
+    labels = _read_labels(wanted, [each.label for each in columns], task, settings)
+    return [[Row(*row) for row in zip(*each, strict=True)] for each in zip(texts, pairs, labels, strict=True)]
+
+
+def _read_labels(
+    wanted: Sequence[tuple[Splits, str, bool]], names: Sequence[str | None], task: LabelTask, settings: Settings
+) -> list[Sequence[Label | None]]:
+    """Labels for each of the wanted splits; None for rows that need none and whose labels can't be read."""
+    found: list[Sequence[Label | None]] = [[None] * len(splits[split]) for splits, split, _ in wanted]
+    columns: dict[int, LabelColumn] = {}
+    for place, ((splits, split, needed), name) in enumerate(zip(wanted, names, strict=True)):
+        try:
+            if name is not None:
+                columns[place] = read_labels(splits[split], name, split)
+            elif needed:
+                there = ", ".join(splits[split].column_names)
+                raise DataError(f"Which column is the label? Name it with --label. Columns: {there}.")
+        except DataError as error:
+            if needed:
+                raise
+            log.info("the labels of the scoring rows are not used: %s", error)
+    used = {(id(splits), split) for splits, split, _ in wanted}
+    unused = [
+        column
+        for splits in {id(splits): splits for splits, _, _ in wanted}.values()
+        for split, table in splits.items()
+        if (id(splits), split) not in used and (column := other_labels(table, settings)) is not None
+    ]
+    try:
+        mapped = task.map_labels([*columns.values(), *unused], settings)
+    except DataError as error:
+        optional = [place for place in columns if not wanted[place][2]]
+        if not optional:
+            raise
+        log.info("the labels of the scoring rows are not used: %s", error)
+        for place in optional:
+            del columns[place]
+        mapped = task.map_labels([*columns.values(), *unused], settings)
+    for place, labels in zip(columns, mapped[: len(columns)], strict=True):
+        found[place] = labels
+    return found
+
+
+def _token_rows(batches: Batches) -> list[tuple[int, ...]]:
+    rows = []
+    for batch in batches:
+        ids = batch.inputs["input_ids"]
+        mask = batch.inputs.get("attention_mask", torch.ones_like(ids)).bool()
+        rows += [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
+    return rows
+
+
+def _ready_labels(batches: Batches) -> list[Any]:
+    if any(batch.labels is None for batch in batches):
+        raise DataError("Quality needs labels, and these evaluation batches have none.")
+    return [str(label) for batch in batches if batch.labels is not None for label in batch.labels.tolist()]

@@ -1,0 +1,147 @@
+"""Where rows come from: files, folders, hub data sets, Python objects -> tables by split, through `datasets`."""
+
+from __future__ import annotations
+
+import glob
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from greedy_gnorm.errors import DataError
+
+BUILDERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet"}
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "validation_matched": "validation",
+    "test": "test",
+    "testing": "test",
+    "eval": "test",
+    "evaluation": "test",
+}
+WHOLE = "all rows"
+"""The name of a table that is not divided into splits."""
+
+Splits = dict[str, datasets.Dataset]
+
+
+def read_splits(source: Any) -> Splits:
+    """Tables by split: train, validation, test, or `all rows` where nothing says how they are divided."""
+    if isinstance(source, str | Path):
+        tables = _read_named(str(source))
+    elif isinstance(source, datasets.DatasetDict):
+        tables = _by_split_name(dict(source))
+    elif isinstance(source, datasets.Dataset):
+        tables = {WHOLE: source}
+    elif isinstance(source, Sequence) and all(isinstance(row, Mapping) for row in source):
+        tables = {WHOLE: _built(lambda: datasets.Dataset.from_list([dict(row) for row in source]), "the rows")}
+    else:
+        raise DataError(
+            f"Data can be a file, a folder, hub:NAME, a datasets.Dataset, a list of dicts or of batches; "
+            f"not {type(source).__name__}."
+        )
+    tables = {name: part for table in tables.items() for name, part in _by_split_column(*table).items()}
+    tables = {name: table for name, table in tables.items() if len(table)}
+    if not tables:
+        raise DataError(f"There are no rows in {source if isinstance(source, str | Path) else 'the data'}.")
+    return tables
+
+
+def _read_named(source: str) -> Splits:
+    if source.startswith("hub:"):
+        return _read_hub(source)
+    path = Path(source)
+    if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
+        return read_splits(_built(lambda: datasets.load_from_disk(source), source))
+    if path.is_dir():
+        return _read_folder(path)
+    if not path.exists():
+        raise DataError(f"There is no file or folder {source}. (A data set of the hub is written hub:NAME.)")
+    return {SPLITS.get(path.stem.lower(), WHOLE): _read_file(path)}
+
+
+def _read_file(path: Path) -> datasets.Dataset:
+    builder = BUILDERS.get(path.suffix.lower())
+    if builder is None:
+        raise DataError(f"{path} is not one of the kinds of file that can be read: {', '.join(BUILDERS)}.")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty.")
+    options: dict[str, Any] = {}
+    if builder == "csv":
+        # Words such as "NA" or "null" are text like any other
+        options = {"keep_default_na": False, "sep": "\t" if path.suffix.lower() == ".tsv" else ","}
+    # A cache of its own: the common one takes a file of the same name and time for the same file
+    with tempfile.TemporaryDirectory(prefix="gnorm-data-") as cache:
+        options |= {"data_files": [glob.escape(str(path))], "cache_dir": cache, "keep_in_memory": True}
+        return _built(lambda: datasets.load_dataset(builder, split="train", **options), str(path))
+
+
+def _read_folder(folder: Path) -> Splits:
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in BUILDERS and path.is_file())
+    if not files:
+        raise DataError(f"{folder} holds no file that can be read: {', '.join(BUILDERS)}.")
+    groups: dict[str, list[datasets.Dataset]] = {}
+    for path in files:
+        groups.setdefault(SPLITS.get(path.stem.lower(), WHOLE), []).append(_read_file(path))
+    if WHOLE in groups and len(groups) > 1:
+        odd = [path.name for path in files if path.stem.lower() not in SPLITS]
+        raise DataError(f"{folder} has files for splits beside others: {', '.join(odd)}. Name one file or folder.")
+    return {
+        name: _built(lambda parts=parts: datasets.concatenate_datasets(parts), str(folder))
+        for name, parts in groups.items()
+    }
+
+
+def _read_hub(source: str) -> Splits:
+    """`hub:NAME[:CONFIG][:SPLIT]`; a single word behind the name is a split where it is called like one."""
+    name, *rest = source.removeprefix("hub:").split(":")
+    if not name or len(rest) > 2:
+        raise DataError(f"A data set of the hub is written hub:NAME[:CONFIG][:SPLIT], not {source}.")
+    if len(rest) == 1:
+        rest = ["", rest[0]] if rest[0].lower() in SPLITS else [rest[0], ""]
+    config, split = (part or None for part in (*rest, "", "")[:2])
+    loaded = _built(lambda: datasets.load_dataset(name, config, split=split), source)
+    return {WHOLE: loaded} if split else _by_split_name(dict(loaded))
+
+
+def _built(build: Any, what: str) -> Any:
+    """Run a reader of the `datasets` library; whatever it raises becomes one message with the cause."""
+    try:
+        return build()
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        detail = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        if "corresponds to no data" in detail:
+            detail = "it has no rows."
+        raise DataError(f"Can't read {what}: {detail}") from error
+
+
+def _by_split_name(tables: Mapping[str, datasets.Dataset]) -> Splits:
+    named = {SPLITS[name.lower()]: table for name, table in tables.items() if name.lower() in SPLITS}
+    if not named and len(tables) == 1:
+        return {WHOLE: next(iter(tables.values()))}
+    if not named:
+        raise DataError(f"Can't tell the splits {', '.join(tables)} apart: name one, as hub:NAME:CONFIG:SPLIT.")
+    return named
+
+
+def _by_split_column(name: str, table: datasets.Dataset) -> Splits:
+    """A table that says in a `split` column which rows are which, taken apart."""
+    if name != WHOLE or "split" not in table.column_names:
+        return {name: table}
+    places: dict[str, list[int]] = {}
+    for row, value in enumerate(table["split"]):
+        places.setdefault(SPLITS.get(str(value).lower(), WHOLE), []).append(row)
+    if WHOLE in places and len(places) > 1:
+        odd = sorted({str(value) for value in table["split"] if str(value).lower() not in SPLITS})
+        raise DataError(f"The split column has values that name no split: {', '.join(odd[:5])}.")
+    return {split: table.select(rows) for split, rows in places.items()}

@@ -1,0 +1,251 @@
+"""ONNX: a pruned model for runtimes without torch, checked against it on the way out."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from greedy_gnorm.data.batches import Batches
+from greedy_gnorm.data.loading import both_batches, evaluation_batches
+from greedy_gnorm.deployment.speed import Inputs, Runner, possible, random_inputs, timed, torch_runner
+from greedy_gnorm.errors import DataError, GnormError, RunFolderError
+from greedy_gnorm.model.checkpoint import load, load_tokenizer
+from greedy_gnorm.model.sites import find_sites
+from greedy_gnorm.model.sizes import parameter_count
+from greedy_gnorm.model.surgery import fill_empty_sites
+from greedy_gnorm.passes.evaluation import evaluate
+from greedy_gnorm.records.files import replace_folder, write_json, writing_to
+from greedy_gnorm.records.journal import RUN_FILE, Journal
+from greedy_gnorm.settings import Settings
+from greedy_gnorm.tasks.task import Task, task_of
+
+CHECKED = ((1, 5), (3, 17), (2, 33))
+"""Rows and tokens of the batches that an export is checked on; each row but the first ends in padding."""
+TOLERANCE = 1e-4
+ONE_FILE = 1_500_000_000
+"""Bytes from which weights lie beside the graph: a single ONNX file ends at 2 GB."""
+
+
+REPORT = "export.json"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Where the files are, and what was measured on the way."""
+
+    folder: Path
+    report: dict[str, Any]
+
+
+def export(
+    folder: str | Path,
+    *,
+    out: str | Path | None = None,
+    int8: bool = False,
+    data: str | None = None,
+    tolerance: float = TOLERANCE,
+    trust_remote_code: bool = False,
+) -> Exported:
+    """Write a run's model, or any model folder, as ONNX (and in 8 bits) with what it gives against torch.
+
+    The quality in 8 bits is measured on the run's own evaluation rows, or on `data`.
+    """
+    _check_installed(int8)
+    folder = Path(folder)
+    journal = Journal.read(folder) if (folder / RUN_FILE).exists() else None
+    source = folder / "model" if journal is not None else folder
+    model = load(source, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    rows = _evaluation_rows(model, source, journal, data) if int8 else None
+    target = Path(out) if out is not None else folder / "onnx"
+    if target.exists() and not (target / REPORT).exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunFolderError(f"{target} is not empty and holds no earlier export: name another folder.")
+    with writing_to(target), replace_folder(target) as partial:
+        report = _write(model, partial, tolerance)
+        if rows is not None:
+            report["int8"] = _quantised(model, partial, rows)
+        write_json(partial / REPORT, report)
+    return Exported(target, report)
+
+
+def _check_installed(int8: bool) -> None:
+    needed = ("onnx", "onnxscript", "onnxruntime")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise GnormError(f"ONNX needs {', '.join(missing)}: pip install 'greedy-gnorm[onnx]'.")
+
+
+def _write(model: Any, folder: Path, tolerance: float) -> dict[str, Any]:
+    path = folder / "model.onnx"
+    to_onnx(model, path)
+    runner = onnx_runner(path)
+    difference = largest_difference(model, runner)
+    if not difference <= tolerance:
+        raise GnormError(
+            f"The ONNX model differs from torch by {difference:.2e} in its logits, more than {tolerance:.0e}: it was "
+            f"not kept. A larger --tolerance accepts it."
+        )
+    return {
+        "file": path.name,
+        "bytes": sum(file.stat().st_size for file in folder.iterdir()),
+        "largest difference to torch": difference,
+        "latency": _latencies(model, runner),
+    }
+
+
+def to_onnx(model: Any, path: Path) -> None:
+    """Export with a dynamic number of rows and tokens."""
+    shown = copy.deepcopy(model).eval()
+    fill_empty_sites(shown)  # a layer without heads is an empty tensor, which runtimes refuse to reshape
+    inputs = _inputs(model, 3, 17)
+    dynamic = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
+    with _quiet():
+        torch.onnx.export(
+            _Logits(shown),
+            (),
+            path,
+            kwargs=dict(inputs),
+            dynamo=True,
+            input_names=list(inputs),
+            output_names=["logits"],
+            dynamic_shapes=dynamic,
+            external_data=4 * parameter_count(model) > ONE_FILE,
+            verbose=False,
+        )
+
+
+class _Logits(nn.Module):
+    """The model as a function from tokens to logits."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
+        return logits
+
+
+def onnx_runner(path: Path) -> Runner:
+    """An ONNX file as a function of a batch, in as many threads as torch has."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = {value.name for value in session.get_inputs()}
+
+    def run(inputs: Inputs) -> Tensor:
+        given = {name: tensor.cpu().numpy() for name, tensor in inputs.items() if name in names}
+        return torch.from_numpy(session.run(["logits"], given)[0])
+
+    return run
+
+
+def largest_difference(model: Any, runner: Runner) -> float:
+    """Between the logits of torch and of another runtime, on batches of several shapes with padding."""
+    largest = 0.0
+    with torch.inference_mode():
+        for rows, tokens in CHECKED:
+            inputs = _inputs(model, rows, tokens)
+            theirs: Any = runner(inputs)
+            ours = model(**inputs).logits
+            if not torch.isfinite(ours).all():
+                raise GnormError("The model's outputs are NaN or infinite. Are all of its weights finite?")
+            largest = max(largest, float((ours - theirs).abs().max()))
+    return largest
+
+
+def _inputs(model: Any, rows: int, tokens: int) -> Inputs:
+    """Random tokens, every row but the first shorter than the batch."""
+    inputs = random_inputs(model, rows, tokens)
+    for row in range(1, rows):
+        inputs["attention_mask"][row, tokens - row - 1 :] = 0
+    return inputs
+
+
+def _latencies(model: Any, runner: Runner) -> list[dict[str, Any]]:
+    """This model in torch (before) and in onnxruntime (after)."""
+    with torch.inference_mode():
+        return [
+            timed("torch, then onnxruntime", torch_runner(model), runner, _inputs(model, *shape)).to_json()
+            for shape in possible(model)
+        ]
+
+
+def _quantised(model: Any, folder: Path, rows: Batches) -> dict[str, Any]:
+    """Weights in 8 bits, and the quality on the evaluation rows in full precision and so."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    whole, small = folder / "model.onnx", folder / "model.int8.onnx"
+    graph = onnx.load(whole)
+    del graph.graph.value_info[:]  # shapes of weights that the quantiser turns around: it infers them anew
+    with _quiet():
+        quantize_dynamic(graph, small, weight_type=QuantType.QInt8)
+    task = task_of(model)
+    return {
+        "file": small.name,
+        "bytes": small.stat().st_size,
+        "rows": rows.rows,
+        "quality": {
+            "torch": evaluate(find_sites(model), rows)[task.quality],
+            "onnx": _quality(onnx_runner(whole), rows, task),
+            "int8": _quality(onnx_runner(small), rows, task),
+        },
+        "latency": [
+            timed("onnxruntime, then int8", onnx_runner(whole), onnx_runner(small), _inputs(model, *shape)).to_json()
+            for shape in possible(model)
+        ],
+    }
+
+
+def _quality(runner: Runner, rows: Batches, task: Task) -> float:
+    tables = []
+    for batch in rows:
+        assert batch.labels is not None
+        outputs: Any = runner(batch.inputs)
+        tables.append(task.row_statistics(outputs.double(), batch.labels))
+    return task.measures(torch.cat(tables).numpy())[task.quality]
+
+
+def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: str | None) -> Batches:
+    """The rows that the run was evaluated on, or those of the data that the user names."""
+    tokenizer, task = load_tokenizer(source), task_of(model)
+    settings = Settings() if journal is None else Settings.of(journal.header["config"])
+    if data is not None:
+        return evaluation_batches(model, tokenizer, task, data, replace(settings, eval_samples=None))
+    if journal is None:
+        raise DataError("Quality in 8 bits needs labelled rows: name them by --data.")
+    described = journal.header["data"]
+    sources = [described[side]["source"] for side in ("scoring", "evaluation")]
+    _, rows = both_batches(
+        model, tokenizer, task, sources[0], None if sources[0] == sources[1] else sources[1], settings,
+        needs_labels=False,
+    )  # fmt: skip
+    if rows.fingerprint != described["evaluation"]["fingerprint"]:
+        raise DataError(f"{sources[1]} is not what the run was evaluated on any more: name the rows by --data.")
+    return rows
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter's remarks on itself are not for the user; its errors are exceptions."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

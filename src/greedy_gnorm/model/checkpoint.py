@@ -1,0 +1,166 @@
+"""Save and load models, pruned or not: both directions in one file."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from greedy_gnorm.errors import GnormError, UnsupportedModel
+from greedy_gnorm.model.families import FAMILIES
+from greedy_gnorm.model.modeling_pruned import RECORDS, pruned_class
+from greedy_gnorm.model.sites import find_sites, units_of_record
+from greedy_gnorm.units import by_site
+
+CODE = pruned_class.__module__.rpartition(".")[2]
+"""The module that is saved beside a pruned model."""
+
+
+def load(
+    name: str | Path, *, dtype: str | torch.dtype = "auto", trust_remote_code: bool = False, **options: Any
+) -> Any:
+    """A model from a folder or the hub with the heads it was saved with, in evaluation mode.
+
+    Further options, such as `device_map`, go to transformers' `from_pretrained`.
+    """
+    if Path(name).is_file():
+        raise GnormError(f"{name} is a file: give the folder of the model.")
+    config = load_config(name, trust_remote_code=trust_remote_code)
+    plain = _model_class(config)
+    loaded = _prepared(plain, config)
+    try:
+        model, report = loaded.from_pretrained(
+            str(name),
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **options,
+        )
+    except GnormError:
+        raise
+    except Exception as error:  # whatever the libraries below raise on a damaged checkpoint
+        raise GnormError(f"Can't load the weights of {name}: {_in_one_line(error)}") from error
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise GnormError(
+            f"{name} has no weights for {', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''}: it was saved "
+            f"as {', '.join(config.architectures or ['?'])}. Fine-tune it as a {plain.__name__} first."
+        )
+    find_sites(model)
+    return model.eval()
+
+
+def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """The configuration of a supported model: from a folder, a JSON file or the hub."""
+    path = Path(name)
+    try:
+        if path.is_file():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            config: Any = transformers.AutoConfig.for_model(**content)
+        elif not path.exists() and (path.is_absolute() or str(name).startswith(".") or str(name).count("/") > 1):
+            raise GnormError(f"There is no model folder {name}.")
+        else:
+            config = transformers.AutoConfig.from_pretrained(str(name), trust_remote_code=trust_remote_code)
+    except GnormError:
+        raise
+    except Exception as error:  # whatever transformers raises on a damaged file
+        raise GnormError(f"Can't read a model configuration from {name}: {_in_one_line(error)}") from error
+    if config.model_type not in FAMILIES:
+        raise UnsupportedModel(
+            f"{name} is a model of type {config.model_type!r}; supported model types are: {', '.join(FAMILIES)}."
+        )
+    return config
+
+
+def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer beside a model."""
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(name), trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever the libraries below raise on a damaged file
+        raise GnormError(f"Can't load a tokenizer from {name}: {_in_one_line(error)}") from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        # transformers makes an empty one where the folder has none
+        raise GnormError(f"{name} has no tokenizer (no tokenizer.json or vocabulary file): save the model's beside it.")
+    return tokenizer
+
+
+def skeleton(config: Any) -> Any:
+    """A classifier of this configuration without weights (on the meta device), its recorded heads removed."""
+    plain = _model_class(config)
+    try:
+        with torch.device("meta"):
+            model = _prepared(plain, config)(copy.deepcopy(config))
+    except (ValueError, RuntimeError, ZeroDivisionError, TypeError) as error:
+        raise GnormError(f"No model can be built from this configuration: {_in_one_line(error)}") from error
+    return model
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write the model (config.json with `pruned_heads`, safetensors) and its tokenizer into a folder."""
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    _drop_foreign_code(folder)
+
+
+def _drop_foreign_code(folder: Path) -> None:
+    """Name no code but ours: whoever allows code for a pruned model allows that, not what the original pointed to."""
+    for path in (folder / "config.json", folder / "tokenizer_config.json"):
+        content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        named = content.pop("auto_map", None)
+        if named is None:
+            continue
+        ours = {name: code for name, code in dict(named).items() if str(code).startswith(f"{CODE}.")}
+        content |= {"auto_map": ours} if ours else {}
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """A short hash of all weights: two models with the same one are the same model."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, parameter in sorted(model.named_parameters()):
+        tensor = parameter.detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def configuration_fingerprint(config: Any) -> str:
+    """A short hash of what the configuration says of the computation, not of names, versions or precision."""
+    unrelated = ("transformers_version", "dtype", "torch_dtype", "pruned_layout")
+    settings = {
+        name: value for name, value in config.to_dict().items() if not name.startswith("_") and name not in unrelated
+    }
+    text = json.dumps(settings, sort_keys=True, default=str).encode()
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
+def _model_class(config: Any) -> Any:
+    """The class that saved the model where it is one of transformers', else its family's sequence classifier."""
+    for name in config.architectures or ():
+        if name.endswith("ForSequenceClassification") and hasattr(transformers, name):
+            return getattr(transformers, name)
+    return transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
+
+
+def _prepared(plain: Any, config: Any) -> Any:
+    """The class to build: the pruned one where the configuration records removed units, as transformers 4 does too."""
+    gone = {kind: by_site(units_of_record(config, kind)) for kind in RECORDS}
+    if not any(gone.values()):
+        return plain
+    for kind, record in RECORDS.items():
+        if gone[kind]:
+            setattr(config, record, gone[kind])
+    config.pruned_layout = [row.layout(config) for row in FAMILIES[config.model_type].sites]
+    return pruned_class(plain)
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join((str(error) or type(error).__name__).split())[:300]

@@ -1,0 +1,161 @@
+"""Where each model family keeps its units: a table. A new family is a new row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from greedy_gnorm.registry import Registry
+from greedy_gnorm.units import ATTENTION
+
+Position = tuple[int, ...]
+"""The numbers that stand for the `*` of a path, such as (layer,) or (group, inner layer)."""
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """A Linear or Conv1D at a path inside the site's module, and the parts of units among its channels.
+
+    `layout` says how they lie: `plain` (one part, unit after unit), `fused` (all of q, then all of k, then all of v) or
+    `interleaved` (q, k, v of the first unit, then those of the second).
+    """
+
+    path: str
+    parts: tuple[str, ...]
+    layout: str = "plain"
+
+
+def once(config: Any, position: Position) -> int:
+    """Every layer has weights of its own."""
+    return 1
+
+
+@dataclass(frozen=True)
+class SiteRow:
+    """One kind of module that units are cut from.
+
+    `inputs` are the maps whose outputs belong to units, `output` the one whose inputs do. `units` and `sizes` read from
+    the configuration how many units the unpruned site has and how many channels a unit has in each part: with grouped
+    key/value heads the unit is a key/value head, and its query part is as wide as all query heads of the group.
+    `follow` names the attributes that must follow a cut: a path, and `units` or the part whose joint width it holds.
+    """
+
+    kind: str
+    path: str
+    inputs: tuple[LinearMap, ...]
+    output: LinearMap
+    units: Callable[[Any], int]
+    sizes: Callable[[Any], Mapping[str, int]]
+    follow: Mapping[str, str] = field(default_factory=dict)
+    applications: Callable[[Any, Position], int] = once
+
+    def layout(self, config: Any) -> dict[str, Any]:
+        """The row for one configuration in plain values: what `modeling_pruned` cuts by."""
+        maps = [
+            {"path": each.path, "parts": list(each.parts), "layout": each.layout}
+            for each in (*self.inputs, self.output)
+        ]
+        return {
+            "kind": self.kind,
+            "path": self.path,
+            "inputs": maps[:-1],
+            "output": maps[-1],
+            "units": self.units(config),
+            "sizes": dict(self.sizes(config)),
+            "follow": dict(self.follow),
+        }
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model type: its sites, in the order they run in a layer; paths begin in the base model.
+
+    `layer` is the path of the layer around the sites, where every layer has weights of its own and gets the output of
+    the one before; `after_attention` is the module in it behind which no token looks at another.
+    `title` is the paper's name for the row of the base model in its parameter tables.
+    """
+
+    title: str
+    sites: tuple[SiteRow, ...]
+    layer: str | None = None
+    after_attention: str | None = None
+
+
+FAMILIES: Registry[Family] = Registry("model family")
+
+
+def heads(config: Any) -> int:
+    """Attention heads of a layer."""
+    return int(config.num_attention_heads)
+
+
+def head_sizes(config: Any) -> dict[str, int]:
+    """Channels of a head in its query, key and value, which divide the hidden size evenly in these families."""
+    return dict.fromkeys(("q", "k", "v"), config.hidden_size // config.num_attention_heads)
+
+
+def attention(
+    path: str, inputs: tuple[str, str, str], output: str, *, counts: str, width: str, **options: Any
+) -> SiteRow:
+    """Attention with three plain projections; `counts` and `width` hold the number of heads and their joint width."""
+    maps = tuple(LinearMap(each, (part,)) for each, part in zip(inputs, ("q", "k", "v"), strict=True))
+    follow = {counts: "units", width: "q"}
+    return SiteRow(ATTENTION, path, maps, LinearMap(output, ("v",)), heads, head_sizes, follow, **options)
+
+
+def albert_applications(config: Any, position: Position) -> int:
+    """How many of ALBERT's layers run through the parameter group at this position."""
+    layers_per_group = config.num_hidden_layers / config.num_hidden_groups
+    return sum(int(layer / layers_per_group) == position[0] for layer in range(config.num_hidden_layers))
+
+
+def _bert_like(title: str) -> Family:
+    row = attention(
+        "encoder.layer.*.attention",
+        ("self.query", "self.key", "self.value"),
+        "output.dense",
+        counts="self.num_attention_heads",
+        width="self.all_head_size",
+    )
+    return Family(title, (row,), layer="encoder.layer.*", after_attention="attention.output")
+
+
+FAMILIES.add("bert", _bert_like("BERT"))
+FAMILIES.add("roberta", _bert_like("RoBERTa"))
+FAMILIES.add("xlm-roberta", _bert_like("RoBERTa"))
+FAMILIES.add("camembert", _bert_like("RoBERTa"))
+FAMILIES.add("electra", _bert_like("ELECTRA"))
+FAMILIES.add(
+    "albert",
+    Family(
+        "ALBERT",
+        (
+            attention(
+                "encoder.albert_layer_groups.*.albert_layers.*.attention",
+                ("query", "key", "value"),
+                "dense",
+                counts="num_attention_heads",
+                width="all_head_size",
+                applications=albert_applications,
+            ),
+        ),
+    ),
+)
+FAMILIES.add(
+    "distilbert",
+    Family(
+        "DistilBERT",
+        (
+            attention(
+                "transformer.layer.*.attention",
+                ("q_lin", "k_lin", "v_lin"),
+                "out_lin",
+                counts="n_heads",
+                width="dim",
+            ),
+        ),
+        layer="transformer.layer.*",
+        after_attention="sa_layer_norm",
+    ),
+)

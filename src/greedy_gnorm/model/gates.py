@@ -1,0 +1,35 @@
+"""Gates: a factor per unit on the input of its site's output map. A gate at 0 switches the unit off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from greedy_gnorm.model.sites import Site, Sites
+
+
+@contextmanager
+def gates(sites: Sites, values: Mapping[int, Tensor]) -> Iterator[None]:
+    """Multiply the surviving units of each named site by its values, (survivors,) or (rows, survivors), for a while."""
+    with ExitStack() as stack:
+        for index, gate in values.items():
+            site = sites[index]
+            stack.callback(site.output.register_forward_pre_hook(_multiply(site, gate)).remove)
+            stack.callback(setattr, site, "gate", site.gate)
+            site.gate = tuple(gate.flatten().tolist())
+        yield
+
+
+def _multiply(site: Site, gate: Tensor) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Tensor]]:
+    if gate.shape[-1] != len(site.survivors):
+        raise ValueError(f"{site} has {len(site.survivors)} units left, not {gate.shape[-1]}")
+
+    def hook(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:
+        context: Tensor = arguments[0]  # (B, T, units * size)
+        factors = gate.to(context).repeat_interleave(site.output_size, dim=-1)
+        return (context * (factors if factors.ndim == 1 else factors[:, None, :]),)
+
+    return hook

@@ -1,0 +1,156 @@
+"""A transformers model without some of its units, built with the shapes that are left.
+
+This file lies beside the weights of a pruned model and needs nothing but torch and transformers:
+
+    AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True)
+
+config.json says which heads are gone (`pruned_heads`, {layer: [heads]}) and where this kind of model keeps its units
+(`pruned_layout`). The name of the class is `Pruned` before the name of transformers' own.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+RECORDS = {"attention": "pruned_heads", "ffn": "pruned_neurons"}
+"""Where a configuration records the units that are gone, by kind of site: {site: [units]}."""
+
+
+def plain(units: int, sizes: Sequence[int]) -> list[list[range]]:
+    """One part: the channels of a unit follow those of the unit before it."""
+    return fused(units, sizes)
+
+
+def fused(units: int, sizes: Sequence[int]) -> list[list[range]]:
+    """Several parts one after another, each with the channels of all units."""
+    starts = [units * sum(sizes[:part]) for part in range(len(sizes))]
+    return [
+        [range(start + unit * size, start + (unit + 1) * size) for unit in range(units)]
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+
+
+def interleaved(units: int, sizes: Sequence[int]) -> list[list[range]]:
+    """All parts of the first unit, then all parts of the second, and so on."""
+    block = sum(sizes)
+    starts = [sum(sizes[:part]) for part in range(len(sizes))]
+    return [
+        [range(unit * block + start, unit * block + start + size) for unit in range(units)]
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+
+
+LAYOUTS: dict[str, Callable[[int, Sequence[int]], list[list[range]]]] = {
+    layout.__name__: layout for layout in (plain, fused, interleaved)
+}
+"""How the units of each part lie among the channels of a linear map: for each part, the channels of each unit.
+
+Grouped key/value heads need no layout of their own: the unit is a key/value head, and its query part is wider.
+"""
+
+
+def unit_channels(linear_map: dict[str, Any], units: int, sizes: dict[str, int]) -> dict[str, list[range]]:
+    """For each part of a linear map with so many units, the channels of each unit."""
+    parts = linear_map["parts"]
+    channels = LAYOUTS[linear_map["layout"]](units, [sizes[part] for part in parts])
+    return dict(zip(parts, channels, strict=True))
+
+
+Change = Callable[[nn.Module, str, int, dict[str, Any]], Tensor]
+"""Gets a linear map, the name of one of its parameters, the dimension along which units lie, and the map's layout."""
+
+
+def set_units(site: nn.Module, layout: dict[str, Any], count: int, change: Change) -> None:
+    """Give a site this many units: `change` makes the parameters, and whatever counts units follows."""
+    maps = [*((each, "out") for each in layout["inputs"]), (layout["output"], "in")]
+    for linear_map, side in maps:
+        linear = site.get_submodule(linear_map["path"])
+        transposed = isinstance(linear, Conv1D)
+        along = {"weight": int((side == "in") != transposed)} | ({"bias": 0} if side == "out" else {})
+        width = count * sum(layout["sizes"][part] for part in linear_map["parts"])
+        attribute = {"out": ("out_features", "nf"), "in": ("in_features", "nx")}[side][transposed]
+        if getattr(linear, attribute) == width:
+            continue
+        for name, dim in along.items():
+            parameter = getattr(linear, name)
+            if parameter is not None:
+                new = change(linear, name, dim, linear_map)
+                setattr(linear, name, nn.Parameter(new, requires_grad=parameter.requires_grad))
+        setattr(linear, attribute, width)
+    for path, what in layout["follow"].items():
+        owner, _, name = path.rpartition(".")
+        setattr(site.get_submodule(owner), name, count * (1 if what == "units" else layout["sizes"][what]))
+
+
+def keep_units(
+    site: nn.Module, layout: dict[str, Any], count: int, places: Sequence[int], take: Change | None = None
+) -> None:
+    """Keep the units at these places, of the `count` that the site has now."""
+
+    def change(linear: nn.Module, name: str, dim: int, linear_map: dict[str, Any]) -> Tensor:
+        parameter: Tensor = getattr(linear, name)
+        channels = kept_channels(linear_map, layout, count, places)
+        return parameter.detach().index_select(dim, torch.tensor(channels, dtype=torch.long, device=parameter.device))
+
+    set_units(site, layout, len(places), take or change)
+
+
+def kept_channels(linear_map: dict[str, Any], layout: dict[str, Any], count: int, places: Sequence[int]) -> list[int]:
+    """The channels of the units at these places; in ascending order they lie as the layout says for fewer units."""
+    channels = unit_channels(linear_map, count, layout["sizes"])
+    return sorted(channel for units in channels.values() for place in places for channel in units[place])
+
+
+class Pruned(nn.Module):
+    """Comes before a transformers class and cuts what that class has built, before the weights are read."""
+
+    def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
+        super().__init__(config, *arguments, **options)
+        shrink(self, config)
+
+
+def shrink(model: Any, config: Any) -> None:
+    """Give every pruned site the width of the units it has left; the values come from the checkpoint."""
+    for kind, record in RECORDS.items():
+        sites = _sites_of_kind(model, config.pruned_layout, kind)
+        for number, gone in (getattr(config, record, None) or {}).items():
+            module, layout = sites[int(number)] if 0 <= int(number) < len(sites) else (None, {"units": 0})
+            units = range(layout["units"])
+            if module is None or len(set(gone)) < len(gone) or not set(gone) <= set(units):
+                raise ValueError(f"{record} in config.json: {number!r}: {gone!r:.200} does not fit this model")
+            keep_units(module, layout, len(units), [unit for unit in units if unit not in set(gone)])
+
+
+def _sites_of_kind(model: Any, layouts: list[dict[str, Any]], kind: str) -> list[tuple[nn.Module, dict[str, Any]]]:
+    """The modules of one kind with their layouts, in the order they run."""
+    found = []
+    for row, layout in enumerate(layouts):
+        if layout["kind"] == kind:
+            pattern = re.compile(re.escape(layout["path"]).replace(r"\*", r"(\d+)"))
+            for name, module in model.base_model.named_modules():
+                if match := pattern.fullmatch(name):
+                    found.append((tuple(map(int, match.groups())), row, module, layout))
+    return [(module, layout) for _, _, module, layout in sorted(found, key=lambda each: each[:2])]
+
+
+@functools.cache
+def pruned_class(plain_class: Any) -> Any:
+    """The pruned form of a class of transformers."""
+    # transformers then saves this file, and its name in config.json, with every model of the class
+    is_classifier = plain_class.__name__.endswith("ForSequenceClassification")
+    names = {"__module__": __name__, "_auto_class": "AutoModelForSequenceClassification" if is_classifier else None}
+    return type(f"Pruned{plain_class.__name__}", (Pruned, plain_class), names)
+
+
+def __getattr__(name: str) -> Any:
+    """`PrunedBertForSequenceClassification` and all others, made when they are asked for."""
+    plain_class = getattr(transformers, name.removeprefix("Pruned"), None) if name.startswith("Pruned") else None
+    if plain_class is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return pruned_class(plain_class)

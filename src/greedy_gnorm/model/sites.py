@@ -1,0 +1,313 @@
+"""find_sites: the modules that units can be cut from, and the units that are left in each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from greedy_gnorm.errors import UnsupportedModel
+from greedy_gnorm.model.families import FAMILIES, Family, SiteRow
+from greedy_gnorm.model.modeling_pruned import RECORDS, unit_channels
+from greedy_gnorm.settings import Savings
+from greedy_gnorm.units import ATTENTION, UNIT_WORDS, Cost, SiteInfo, Unit, Vector, by_site
+
+
+@dataclass(eq=False)
+class Site:
+    """One module that units are cut from: its linear maps, its units (in original numbering), how often it is applied.
+
+    `number` counts the sites of one kind, as configurations do; `layout` is the family's row in plain values.
+    """
+
+    index: int
+    number: int
+    name: str
+    layer: int
+    module: nn.Module
+    layout: dict[str, Any]
+    survivors: list[int]
+    applications: int
+    gate: tuple[float, ...] | None = None  # factors on the survivors, while gates are set
+
+    @property
+    def kind(self) -> str:
+        """`attention` or `ffn`."""
+        return str(self.layout["kind"])
+
+    @property
+    def total(self) -> int:
+        """Units of the unpruned site."""
+        return int(self.layout["units"])
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Channels of one unit in each part."""
+        sizes: Mapping[str, int] = self.layout["sizes"]
+        return sizes
+
+    @property
+    def info(self) -> SiteInfo:
+        """The site as records describe it."""
+        return SiteInfo(self.name, self.kind, self.layer, self.total, self.applications)
+
+    @property
+    def state(self) -> Hashable:
+        """What the module computes with, besides its weights: two passes in equal states give equal outputs."""
+        return tuple(self.survivors), self.gate
+
+    @property
+    def inputs(self) -> dict[str, nn.Module]:
+        """The maps whose outputs belong to units, by path."""
+        return {each["path"]: self.module.get_submodule(each["path"]) for each in self.layout["inputs"]}
+
+    @property
+    def output(self) -> nn.Module:
+        """The map whose inputs belong to units."""
+        return self.module.get_submodule(self.layout["output"]["path"])
+
+    @property
+    def output_size(self) -> int:
+        """Channels of one unit at the input of `output`."""
+        return sum(self.sizes[part] for part in self.layout["output"]["parts"])
+
+    @property
+    def owner(self) -> nn.Module:
+        """The module that holds the first input map; it computes the attention."""
+        return self.module.get_submodule(self.layout["inputs"][0]["path"].rpartition(".")[0])
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The path of the input map that holds each part."""
+        return {part: each["path"] for each in self.layout["inputs"] for part in each["parts"]}
+
+    def part(self, name: str, outputs: Tensor) -> Tensor:
+        """The channels of one part, unit after unit, from what its map gives: (..., width) -> (..., units * size)."""
+        path = self.parts[name]
+        linear_map = next(each for each in self.layout["inputs"] if each["path"] == path)
+        if linear_map["parts"] == [name]:
+            return outputs
+        channels = unit_channels(linear_map, len(self.survivors), dict(self.sizes))[name]
+        places = torch.tensor([channel for unit in channels for channel in unit], device=outputs.device)
+        return outputs.index_select(-1, places)
+
+    def unit_cost(self, tokens: int | None = None) -> Cost:
+        """What removing one unit saves; multiplications for one row of so many tokens."""
+        widths = [
+            (sum(self.sizes[part] for part in each["parts"]), self.module.get_submodule(each["path"]))
+            for each in self.layout["inputs"]
+        ]
+        weights = sum(width * features(linear)[0] for width, linear in widths)
+        weights += self.output_size * features(self.output)[1]
+        biases = sum(width for width, linear in widths if linear.bias is not None)
+        if tokens is None:
+            return Cost(weights + biases)
+        work = tokens * weights
+        if self.kind == ATTENTION:  # queries with keys, maps with values
+            work += tokens * tokens * (self.sizes["q"] + self.output_size)
+        return Cost(weights + biases, multiplications=self.applications * work)
+
+    def __str__(self) -> str:
+        return f"layer {self.layer} ({self.name})"
+
+
+class Layer(NamedTuple):
+    """A layer of a stack, and its sites in the order they run."""
+
+    module: nn.Module
+    sites: list[Site]
+
+
+class Sites(Sequence[Site]):
+    """All sites of one model, in the order they run.
+
+    `layers` are the modules around them where every layer runs once and hands its output to the next, else none.
+    `savings` says how passes over this model save work; `cache` is where they keep what they can use again.
+    """
+
+    def __init__(self, model: nn.Module, family: Family, sites: Sequence[Site], layers: Sequence[Layer] = ()) -> None:
+        self.model = model
+        self.family = family
+        self.layers = list(layers)
+        self._sites = list(sites)
+        self.use(Savings())
+
+    def use(self, savings: Savings) -> Sites:
+        """Choose how passes over this model save work; what an earlier choice kept is dropped."""
+        self.savings = savings
+        self.cache: Any = None
+        return self
+
+    @overload
+    def __getitem__(self, index: int) -> Site: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Site]: ...
+    def __getitem__(self, index: int | slice) -> Site | list[Site]:
+        return self._sites[index]
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._sites)
+
+    @property
+    def infos(self) -> list[SiteInfo]:
+        """The sites as records describe them."""
+        return [site.info for site in self]
+
+    def survivors(self) -> list[Unit]:
+        """The units that are left, by (site, index)."""
+        return [Unit(site.index, index) for site in self for index in site.survivors]
+
+    def removed(self) -> list[Unit]:
+        """The units that are gone, by (site, index)."""
+        gone = {Unit(site.index, index) for site in self for index in range(site.total)}
+        return sorted(gone - set(self.survivors()))
+
+    def expand(self, values: Sequence[Sequence[float] | Vector]) -> list[Vector]:
+        """A value per surviving unit, site by site, as one vector a site with NaN for the units that are gone."""
+        vectors = [np.full(site.total, np.nan) for site in self]
+        for site, vector, row in zip(self, vectors, values, strict=True):
+            vector[site.survivors] = row
+        return vectors
+
+
+def features(linear: Any) -> tuple[int, int]:
+    """Inputs and outputs of a Linear or Conv1D."""
+    return (linear.nx, linear.nf) if isinstance(linear, Conv1D) else (linear.in_features, linear.out_features)
+
+
+def family_of(config: Any, what: str = "") -> Family:
+    """The family of a configuration; UnsupportedModel, with what was found, for any other."""
+    model_type = str(getattr(config, "model_type", ""))
+    if model_type not in FAMILIES:
+        found = f"model type {model_type!r}" if model_type else f"{what} without a model_type"
+        raise UnsupportedModel(f"Found {found}; supported model types are: {', '.join(FAMILIES)}.")
+    return FAMILIES[model_type]
+
+
+def find_sites(model: nn.Module) -> Sites:
+    """The sites of a supported model, pruned or not; UnsupportedModel for any other."""
+    config: Any = getattr(model, "config", None)
+    family = family_of(config, type(model).__name__)
+    base = getattr(model, "base_model", model)
+    prefix = next((f"{name}." for name, module in model.named_modules() if module is base and name), "")
+    found = [_matches(base, row) for row in family.sites]
+    positions = sorted({position for matches in found for position in matches})
+    if not positions:
+        raise UnsupportedModel(f"No module matches {family.sites[0].path!r} in this {config.model_type} model.")
+    gone = {kind: _gone_by_number(config, family, found, kind) for kind in {row.kind for row in family.sites}}
+    sites: list[Site] = []
+    counts = dict.fromkeys(gone, 0)
+    for layer, position in enumerate(positions):
+        for row, matches in zip(family.sites, found, strict=True):
+            if position in matches:
+                name, module = matches[position]
+                layout = row.layout(config)
+                missing = set(gone[row.kind].get(counts[row.kind], ()))
+                survivors = [unit for unit in range(layout["units"]) if unit not in missing]
+                site = Site(
+                    len(sites), counts[row.kind], prefix + name, layer, module, layout, survivors,
+                    row.applications(config, position),
+                )  # fmt: skip
+                _check_widths(site)
+                sites.append(site)
+                counts[row.kind] += 1
+    return Sites(model, family, sites, _layers(base, family, sites))
+
+
+def _matches(base: nn.Module, row: SiteRow) -> dict[tuple[int, ...], tuple[str, nn.Module]]:
+    """The modules of a row by their position."""
+    pattern = re.compile(re.escape(row.path).replace(r"\*", r"(\d+)"))
+    return {
+        tuple(map(int, match.groups())): (name, module)
+        for name, module in base.named_modules()
+        if (match := pattern.fullmatch(name))
+    }
+
+
+def _layers(base: nn.Module, family: Family, sites: Sequence[Site]) -> list[Layer]:
+    """The stack of layers around the sites; none where layers are shared or come from elsewhere than transformers."""
+    if family.layer is None:
+        return []
+    numbers = sorted({site.layer for site in sites})
+    layers = [
+        Layer(base.get_submodule(family.layer.replace("*", str(number))), [s for s in sites if s.layer == number])
+        for number in numbers
+    ]
+    known = all(type(layer.module).__module__.startswith("transformers.models.") for layer in layers)
+    return layers if known else []
+
+
+def recorded_units(config: Any, kind: str, limits: Sequence[int]) -> dict[int, list[int]]:
+    """The removed units by number of the site that a configuration records (transformers 4's `pruned_heads`), checked.
+
+    `limits` are the units of each site of the kind.
+    """
+    units = units_of_record(config, kind)
+    word, record = UNIT_WORDS[kind], RECORDS[kind]
+    for unit in units:
+        if unit.site >= len(limits):
+            raise UnsupportedModel(f"{record} in the configuration names layer {unit.site} of {len(limits)}.")
+        if not 0 <= unit.index < limits[unit.site]:
+            raise UnsupportedModel(
+                f"{record} in the configuration names {word} {unit.index} of layer {unit.site}, which has {word}s 0 to "
+                f"{limits[unit.site] - 1}."
+            )
+    return by_site(units)
+
+
+def units_of_record(config: Any, kind: str) -> list[Unit]:
+    """What a configuration records as removed, if it is a record at all; whether it fits the model is not checked."""
+    record = RECORDS[kind]
+    recorded = getattr(config, record, None) or {}
+    word = UNIT_WORDS[kind]
+    pairs: Any = recorded.items() if isinstance(recorded, Mapping) else [("?", recorded)]
+    units = []
+    for site, indices in pairs:
+        numbers: Any = indices if isinstance(indices, list | tuple) else ["?"]
+        if not str(site).isdecimal() or not all(type(index) is int for index in numbers):
+            raise UnsupportedModel(
+                f"{record} in the configuration must map layers to lists of {word} numbers, not {recorded!r:.200}."
+            )
+        units += [Unit(int(site), index) for index in numbers]
+    if len(set(units)) < len(units):
+        raise UnsupportedModel(f"{record} in the configuration names a {word} twice: {recorded!r:.200}")
+    return units
+
+
+def _gone_by_number(config: Any, family: Family, found: Sequence[Any], kind: str) -> dict[int, list[int]]:
+    rows = [(row, matches) for row, matches in zip(family.sites, found, strict=True) if row.kind == kind]
+    positions = sorted({position for _, matches in rows for position in matches})
+    limits = [row.units(config) for position in positions for row, matches in rows if position in matches]
+    return recorded_units(config, kind, limits)
+
+
+def _check_widths(site: Site) -> None:
+    """Refuse a site whose maps have other widths than the configuration says."""
+    expected = {each["path"]: sum(site.sizes[part] for part in each["parts"]) for each in site.layout["inputs"]}
+    for path, linear in {**site.inputs, site.layout["output"]["path"]: site.output}.items():
+        if not isinstance(linear, nn.Linear | Conv1D):
+            raise UnsupportedModel(f"{site.name} has a {type(linear).__name__} where a torch.nn.Linear is needed.")
+        size, side = (expected[path], 1) if path in expected else (site.output_size, 0)
+        width = features(linear)[side]
+        if width != len(site.survivors) * size:
+            raise UnsupportedModel(
+                f"{site.name}.{path} has a width of {width}, but the configuration says {len(site.survivors)} "
+                f"{UNIT_WORDS[site.kind]}s of {size}. Was it pruned by another tool?"
+            )
+
+
+def weight_of(linear: nn.Module) -> Tensor:
+    """The weight of a linear map, also where accelerate holds it elsewhere (offloaded)."""
+    weight: Any = linear.weight
+    held: Any = getattr(getattr(linear, "_hf_hook", None), "weights_map", None)
+    found: Tensor = held["weight"] if weight.is_meta and held is not None else weight
+    return found

@@ -1,0 +1,45 @@
+"""How many parameters a model and its modules have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from greedy_gnorm.model.families import FAMILIES
+
+MEGABYTE = 2**20
+
+
+def parameter_count(model: nn.Module) -> int:
+    """All parameters, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+Counts = list[tuple[str, int]]
+"""Parameters of modules, by their title in the table; titles may recur under different modules."""
+
+
+def module_counts(model: nn.Module) -> Counts:
+    """Parameters of the rows of the paper's tables: the model, its base with its parts, its head with its parts."""
+    base = getattr(model, "base_model", model)
+    counts = [("Model", parameter_count(model))]
+    config: Any = model.config
+    if base is not model:
+        counts.append((FAMILIES[config.model_type].title, parameter_count(base)))
+    counts += _children(base)
+    for name, module in model.named_children():
+        if module is not base and parameter_count(module):
+            counts += [(_title(name), parameter_count(module)), *_children(module)]
+    return counts
+
+
+def _children(module: nn.Module) -> Counts:
+    """The counts of a module's parts; of its weight and bias where it has no parts."""
+    parts = [(_title(name), parameter_count(child)) for name, child in module.named_children()]
+    parts += [(_title(name), parameter.numel()) for name, parameter in module.named_parameters(recurse=False)]
+    return [(name, count) for name, count in parts if count]
+
+
+def _title(name: str) -> str:
+    return "Encoder" if name == "transformer" else name.capitalize()

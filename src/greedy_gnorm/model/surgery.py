@@ -1,0 +1,153 @@
+"""remove: the only place that cuts weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.model.modeling_pruned import (
+    RECORDS,
+    keep_units,
+    kept_channels,
+    pruned_class,
+    set_units,
+    unit_channels,
+)
+from greedy_gnorm.model.sites import Site, Sites, find_sites
+from greedy_gnorm.units import ATTENTION, UNIT_WORDS, Unit, by_site
+
+
+def remove_heads(model: nn.Module, heads: Mapping[int, Collection[int]]) -> None:
+    """Remove heads from a model in place, {layer: [head, ...]} in original numbering."""
+    sites = find_sites(model)
+    numbers = {site.number: site.index for site in sites if site.kind == ATTENTION}
+    for layer in heads:
+        if int(layer) not in numbers:
+            raise GnormError(f"There is no layer {layer}: this model has layers 0 to {len(numbers) - 1}.")
+    remove(sites, [Unit(numbers[int(layer)], int(index)) for layer, indices in heads.items() for index in indices])
+
+
+def remove(sites: Sites, units: Iterable[Unit]) -> None:
+    """Cut these units out of the maps of their sites; the output bias stays. All or nothing."""
+    units = list(units)
+    if not units:
+        return
+    check_removable(sites, units)
+    config = _own_config(sites.model)
+    for index, gone in by_site(units).items():
+        _cut(sites[index], set(gone))
+    record_removed(sites, config)
+    _call_pruned(sites.model)
+
+
+def record_removed(sites: Sites, config: Any) -> None:
+    """Say in a configuration which units are gone and where they were."""
+    gone = by_site(sites.removed())
+    for kind in {site.kind for site in sites}:
+        numbers = {site.number: gone[site.index] for site in sites if site.kind == kind and site.index in gone}
+        setattr(config, RECORDS[kind], numbers)
+    config.pruned_layout = [row.layout(config) for row in sites.family.sites]
+
+
+def _call_pruned(model: nn.Module) -> None:
+    """Make transformers' own classifier one of its pruned class, whose `save_pretrained` writes what loads again."""
+    plain: Any = type(model)
+    if plain.__module__.startswith("transformers.models.") and plain.__name__.endswith("ForSequenceClassification"):
+        model.__class__ = pruned_class(plain)
+
+
+def dense(model: Any) -> Any:
+    """A copy of the pruned model in the shapes it had: removed units are there again with zero weights."""
+    whole = copy.deepcopy(model)
+    sites = find_sites(whole)
+    for site in sites:
+        set_units(site.module, site.layout, site.total, _spread(site))
+    whole.__class__ = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers.models."))
+    config = _own_config(whole)
+    for name in (*RECORDS.values(), "pruned_layout", "auto_map"):
+        if hasattr(config, name):
+            delattr(config, name)
+    return whole.eval()
+
+
+def _spread(site: Site) -> Any:
+    """Parameters with the surviving units in their old places and zeros between them."""
+
+    def change(linear: nn.Module, name: str, dim: int, linear_map: dict[str, Any]) -> Tensor:
+        parameter: Tensor = getattr(linear, name)
+        places = kept_channels(linear_map, site.layout, site.total, site.survivors)
+        shape = list(parameter.shape)
+        shape[dim] = sum(
+            len(unit) for units in unit_channels(linear_map, site.total, dict(site.sizes)).values() for unit in units
+        )
+        index = torch.tensor(places, dtype=torch.long, device=parameter.device)
+        return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device).index_copy(
+            dim, index, parameter.detach()
+        )
+
+    return change
+
+
+def fill_empty_sites(model: nn.Module) -> None:
+    """Give every site without units one of zero weights, which changes nothing: for runtimes without empty tensors."""
+    for site in find_sites(model):
+        if not site.survivors:
+
+            def zeros(linear: nn.Module, name: str, dim: int, linear_map: dict[str, Any], site: Site = site) -> Tensor:
+                parameter: Tensor = getattr(linear, name)
+                shape = list(parameter.shape)
+                shape[dim] = sum(site.sizes[part] for part in linear_map["parts"])
+                return parameter.new_zeros(shape)
+
+            set_units(site.module, site.layout, 1, zeros)
+
+
+def check_removable(sites: Sites, units: list[Unit]) -> None:
+    """Refuse a unit that does not exist, is gone already or is named twice."""
+    for unit in units:
+        if not 0 <= unit.site < len(sites):
+            raise GnormError(f"There is no layer {unit.site}: this model has layers 0 to {len(sites) - 1}.")
+        site = sites[unit.site]
+        word = UNIT_WORDS[site.kind]
+        if not 0 <= unit.index < site.total:
+            raise GnormError(f"There is no {word} {unit.index} in {site}: it has {word}s 0 to {site.total - 1}.")
+        if unit.index not in site.survivors:
+            raise GnormError(f"{word.capitalize()} {unit.index} of {site} was removed before.")
+    if len(set(units)) < len(units):
+        twice = next(unit for unit in units if units.count(unit) > 1)
+        site = sites[twice.site]
+        raise GnormError(f"{UNIT_WORDS[site.kind].capitalize()} {twice.index} of {site} is named twice.")
+
+
+def _own_config(model: nn.Module) -> Any:
+    """Give the model its own configuration: other models may share the object, and they keep their units."""
+    shared = model.config
+    own: Any = copy.deepcopy(shared)
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = own
+    return own
+
+
+@torch.no_grad()
+def _cut(site: Site, gone: set[int]) -> None:
+    places = [place for place, unit in enumerate(site.survivors) if unit not in gone]
+    count = len(site.survivors)
+
+    def take(linear: nn.Module, name: str, dim: int, linear_map: dict[str, Any]) -> Tensor:
+        """These channels of a parameter, also where accelerate holds its values elsewhere (offloaded)."""
+        parameter: Tensor = getattr(linear, name)
+        channels = torch.tensor(kept_channels(linear_map, site.layout, count, places), dtype=torch.long)
+        held: Any = getattr(getattr(linear, "_hf_hook", None), "weights_map", None)
+        if parameter.is_meta and held is not None:
+            # What accelerate reads a weight from looks into this dict first, then on the disk
+            held.dataset.state_dict[held.prefix + name] = held[name].index_select(dim, channels)
+        return parameter.index_select(dim, channels.to(parameter.device))
+
+    keep_units(site.module, site.layout, count, places, take)
+    site.survivors = [unit for unit in site.survivors if unit not in gone]

@@ -1,0 +1,57 @@
+"""Means over rows of what each unit shows on each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from greedy_gnorm.data.batches import Batch, Batches
+from greedy_gnorm.errors import NonFiniteScore
+from greedy_gnorm.model.sites import Sites
+from greedy_gnorm.passes.processes import gather, gather_tensors
+from greedy_gnorm.units import Vector
+
+PerRow = Callable[[Batch], Sequence[Tensor]]
+"""For one batch, a tensor (..., B, survivors) per site."""
+
+
+def row_means(sites: Sites, batches: Batches, per_row: PerRow) -> list[Vector]:
+    """The mean over all rows, (..., survivors) per site, summed in float64; a NaN or infinity stops with its place.
+
+    Where several processes have a share of the rows each, the mean is over the rows of all.
+    """
+    sums: list[Tensor] = []
+    problem = None
+    for number, batch in enumerate(batches):
+        values = per_row(batch)
+        problem = problem or _not_finite(sites, values, number, batch)
+        totals = [value.double().sum(-2).cpu() for value in values]
+        sums = [total + more for total, more in zip(sums, totals, strict=True)] if sums else totals
+    shares = gather([batches.rows, [list(total.shape) for total in sums], problem])
+    for _, _, found in shares:
+        if found is not None:
+            raise NonFiniteScore(found)
+    rows = sum(count for count, _, _ in shares)
+    shapes = next(shapes for _, shapes, _ in shares if shapes)
+    flat = torch.cat([total.flatten() for total in sums]) if sums else torch.zeros(0, dtype=torch.float64)
+    whole: Tensor = sum((share for share in gather_tensors(flat) if len(share)), torch.zeros((), dtype=torch.float64))
+    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+    return [part.reshape(shape) / rows for part, shape in zip(np.split(whole.numpy(), ends), shapes, strict=True)]
+
+
+def _not_finite(sites: Sites, values: Sequence[Tensor], number: int, batch: Batch) -> str | None:
+    for site, value in zip(sites, values, strict=True):
+        if not torch.isfinite(value).all():
+            return (
+                f"The score in {site} is NaN or infinite in batch {number} (rows {_some(batch.rows)} of the "
+                f"scoring data). Look for NaN in the model's weights, or score with --dtype float32."
+            )
+    return None
+
+
+def _some(rows: tuple[int, ...], most: int = 5) -> str:
+    return ", ".join(map(str, rows[:most])) + (", ..." if len(rows) > most else "")

@@ -1,0 +1,65 @@
+"""Curves of quality against units removed: what is read off them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from greedy_gnorm.units import Measure, Step
+
+Walk = list[Step]
+"""The steps of one run."""
+
+Points = Sequence[tuple[float, float]]
+"""(units removed, quality) after each step."""
+
+
+def curve(steps: Sequence[Step], measure: Measure) -> list[tuple[float, float]]:
+    """Units removed against quality."""
+    points, gone = [], 0
+    for step in steps:
+        gone += len(step.removed)
+        points.append((float(gone), measure.of(step)))
+    return points
+
+
+def knee(points: Points, *, higher_is_better: bool = True) -> int:
+    """The place farthest on the good side of the chord from the first point to the last; the first of several.
+
+    Both ends lie on the chord, at height 0; heights that differ by no more than rounding does are the same.
+    """
+    sign = 1.0 if higher_is_better else -1.0
+    (x0, y0), (x1, y1) = points[0], points[-1]
+    slope = (y1 - y0) / (x1 - x0) if x1 > x0 else 0.0
+    heights = [0.0, *(sign * (y - (y0 + slope * (x - x0))) for x, y in points[1:-1]), 0.0]
+    rounding = 1e-12 * max(abs(y) for _, y in points)
+    return next(place for place, height in enumerate(heights) if height >= max(heights) - rounding)
+
+
+def knee_of(steps: Sequence[Step], measure: Measure) -> int:
+    """The step at the knee of a run's curve."""
+    return knee(curve(steps, measure), higher_is_better=measure.higher_is_better)
+
+
+def at_share(points: Points, share: float) -> float:
+    """Quality when this share of the units is gone, between two points by a straight line."""
+    units, quality = zip(*points, strict=True)
+    return float(np.interp(share * units[-1], units, quality))
+
+
+def mean_over_curve(points: Points) -> float:
+    """The curve's mean height: the area under it (trapezoids) over its width."""
+    units, quality = zip(*points, strict=True)
+    return float(np.trapezoid(quality, units) / (units[-1] - units[0]))
+
+
+def units_before_drop(points: Points, drop: float, *, higher_is_better: bool = True) -> float:
+    """How many units go before quality is first worse than the start by more than this."""
+    safe = 0.0
+    for gone, quality in points:
+        loss = points[0][1] - quality if higher_is_better else quality - points[0][1]
+        if loss > drop + 1e-12:
+            break
+        safe = gone
+    return safe

@@ -1,0 +1,135 @@
+"""The greedy loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from greedy_gnorm.data.batches import Batches
+from greedy_gnorm.errors import GnormError, NonFiniteScore
+from greedy_gnorm.model.sites import Sites
+from greedy_gnorm.model.sizes import parameter_count
+from greedy_gnorm.model.surgery import remove
+from greedy_gnorm.passes.evaluation import evaluate
+from greedy_gnorm.pruning.methods import Method
+from greedy_gnorm.pruning.rules import Rules
+from greedy_gnorm.scores import Score
+from greedy_gnorm.tasks.objectives import Objective
+from greedy_gnorm.units import Cost, Scores, Step, Unit, removed_by
+
+
+@dataclass(frozen=True)
+class Protection:
+    """Units that stay: those named, and enough in each site to leave it a minimum."""
+
+    units: frozenset[Unit] = frozenset()
+    least_per_site: int = 0
+
+    def removable(self, candidates: Sequence[Unit], left: Collection[Unit]) -> Iterator[Unit]:
+        """Those of the candidates that may go, in their order, each counted as gone for the next."""
+        remaining = Counter(unit.site for unit in left)
+        for unit in candidates:
+            if unit not in self.units and remaining[unit.site] > self.least_per_site:
+                remaining[unit.site] -= 1
+                yield unit
+
+
+@dataclass
+class Memory:
+    """Results by the units that are gone: several walks of one model over the same rows share what they share."""
+
+    scores: dict[tuple[object, frozenset[Unit]], Scores] = field(default_factory=dict)
+    quality: dict[frozenset[Unit], Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run works on and by: rows to score, rows to evaluate, the way units are ranked, where it ends."""
+
+    scoring: Batches
+    evaluation: Batches
+    method: Method
+    score: Score
+    objective: Objective
+    rules: Rules
+    protection: Protection
+    bytes_per_parameter: int
+    memory: Memory = field(default_factory=Memory)
+
+    @property
+    def scoring_key(self) -> tuple[object, ...]:
+        """What two walks must have in common for one to use the other's scores."""
+        return (self.score.key, self.objective.name, self.scoring.fingerprint, self.scoring.seed)
+
+
+def prune_steps(sites: Sites, plan: Plan, history: Sequence[Step] = ()) -> Iterator[Step]:
+    """Score, pick, remove, evaluate, until a rule says stop; continues after `history`, whose units are gone."""
+    steps = list(history)
+    if not steps:
+        steps.append(_measured(sites, plan, 0, (), None, {}))
+        yield steps[-1]
+    scores = steps[-1].scores.without(steps[-1].removed) if steps[-1].scores is not None else None
+    while steps[-1].stop is None:
+        number, seconds = steps[-1].step + 1, dict[str, float]()
+        if scores is None or plan.method.scores_at(number):
+            with _timed(seconds, "score"):
+                scores = _scored(sites, plan)
+        units = pick(scores, sites, plan, gone=len(removed_by(steps)))
+        with _timed(seconds, "remove"):
+            remove(sites, units)
+        step = _measured(sites, plan, number, units, scores, seconds)
+        reason = plan.rules.check([*steps, step])
+        if reason is None and not any(plan.protection.removable(sites.survivors(), sites.survivors())):
+            reason = "no head is left to remove"
+        steps.append(step if reason is None else replace(step, stop=reason))
+        yield steps[-1]
+        scores = scores.without(units)
+
+
+def pick(scores: Scores, sites: Sites, plan: Plan, gone: int) -> tuple[Unit, ...]:
+    """The next units to go: the first in order that may, as many as the method takes and the rules allow."""
+    order = scores.order(highest_first=plan.method.highest_first)
+    count = plan.method.heads_per_step
+    if plan.rules.limit is not None:
+        count = min(count, plan.rules.limit - gone)
+    units = tuple(plan.protection.removable(order, sites.survivors()))[:count]
+    if not units:
+        raise GnormError("No head can be removed: all that are left are protected.")
+    return units
+
+
+def _scored(sites: Sites, plan: Plan) -> Scores:
+    key = (plan.scoring_key, frozenset(sites.removed()))
+    if key not in plan.memory.scores:
+        plan.memory.scores[key] = plan.score(sites, plan.scoring, plan.objective)
+    return plan.memory.scores[key]
+
+
+def _measured(
+    sites: Sites,
+    plan: Plan,
+    number: int,
+    removed: tuple[Unit, ...],
+    scores: Scores | None,
+    seconds: dict[str, float],
+) -> Step:
+    with _timed(seconds, "evaluate"):
+        gone = frozenset(sites.removed())
+        if gone not in plan.memory.quality:
+            plan.memory.quality[gone] = evaluate(sites, plan.evaluation)
+        quality = plan.memory.quality[gone]
+    if not all(map(math.isfinite, quality.values())):
+        raise NonFiniteScore(f"The quality at step {number} is not a number: {dict(quality)}. Are all weights finite?")
+    parameters = parameter_count(sites.model)
+    return Step(number, removed, scores, quality, Cost(parameters, parameters * plan.bytes_per_parameter), seconds)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - start

@@ -1,0 +1,207 @@
+"""Before a run: the method's parts, the model, the rows, where and how it computes."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from greedy_gnorm.data.batches import Batches
+from greedy_gnorm.data.loading import both_batches
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.model.checkpoint import load, load_tokenizer
+from greedy_gnorm.model.sites import Sites, find_sites
+from greedy_gnorm.model.sizes import parameter_count
+from greedy_gnorm.passes.processes import shard
+from greedy_gnorm.pruning.loop import Plan, Protection
+from greedy_gnorm.pruning.methods import METHODS, NEVER, Method
+from greedy_gnorm.pruning.rules import Situation, check_names, parse_rules
+from greedy_gnorm.scores import Score, score_with
+from greedy_gnorm.settings import Savings, Settings
+from greedy_gnorm.tasks.objectives import OBJECTIVES, Objective, with_reference
+from greedy_gnorm.tasks.task import task_of
+from greedy_gnorm.units import Cost, Unit
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run before its first step: the model as it came, the copy that is cut, the plan, the rows of all processes."""
+
+    model: Any
+    tokenizer: Any
+    sites: Sites
+    plan: Plan
+    rows: Mapping[str, tuple[Any, Batches]]  # scoring and evaluation: what was given as data, and its batches
+    limit: int
+
+
+def prepare_run(model: Any, tokenizer: Any, data: Any, eval_data: Any, settings: Settings) -> Prepared:
+    """Load what was given by name, check it, and plan the run."""
+    method, score, objective = resolve_method(settings)
+    given_model = model
+    model, tokenizer = load_inputs(model, tokenizer, settings)
+    task = task_of(model)
+    needs_labels = score.asks_for_labels(objective)
+    scoring, evaluation = both_batches(model, tokenizer, task, data, eval_data, settings, needs_labels=needs_labels)
+    device = device_for(settings)
+    sites = find_sites(working_copy(model, given_model, settings)).use(savings_for(settings))
+    protection = protection_for(settings, sites)
+    situation = situation_of(sites, protection)
+    evaluation = evaluation.to(device)
+    scoring = scoring.to(device).sharing(evaluation)
+    rows = {"scoring": (data, scoring), "evaluation": (data if eval_data is None else eval_data, evaluation)}
+    own = shard(scoring)
+    plan = Plan(
+        with_reference(sites.model, own) if objective.needs_reference else own,
+        shard(evaluation),
+        method,
+        score,
+        objective,
+        parse_rules(settings.stop, situation),
+        protection,
+        next(model.parameters()).element_size(),
+    )
+    return Prepared(model, tokenizer, sites, plan, rows, plan.rules.limit or situation.removable)
+
+
+def resolve_method(given: Settings) -> tuple[Method, Score, Objective]:
+    """The method's parts, before anything is loaded: a wrong name fails at once."""
+    method = METHODS[given.method].changed(given.recompute, given.heads_per_step)
+    score = score_with(method.score, given.score_options)
+    check_names(given.stop)
+    objective = objective_for(score, given)
+    if objective.needs_reference and score.objective is not None and method.recompute == NEVER:
+        raise GnormError(
+            f"{objective.name} is zero as long as no head is gone, so a score computed once would rank rounding "
+            f"errors: take a greedy method, not {given.method}, or another objective."
+        )
+    return method, score, objective
+
+
+def objective_for(score: Score, given: Settings) -> Objective:
+    """What the user says, else the score's own."""
+    return OBJECTIVES[given.objective or score.objective or next(iter(OBJECTIVES))]
+
+
+def load_inputs(model: Any, tokenizer: Any, given: Settings) -> tuple[Any, Any]:
+    """The model and tokenizer themselves, where a folder or a name was given."""
+    if isinstance(model, str | Path):
+        tokenizer = tokenizer or model
+        model = load(model, trust_remote_code=given.trust_remote_code)
+    if isinstance(tokenizer, str | Path):
+        tokenizer = load_tokenizer(tokenizer, trust_remote_code=given.trust_remote_code)
+    if not find_sites(model).survivors():
+        raise GnormError("The model has no attention head left.")
+    return model, tokenizer
+
+
+def copy_sharing_weights(model: Any) -> Any:
+    """The same weights in a model of its own: what is hooked, switched or set there is not so in the caller's."""
+    same: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    same |= {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in model.parameters()}
+    return copy.deepcopy(model, same)
+
+
+def working_copy(model: Any, source: Any, given: Settings) -> Any:
+    """The copy that is scored and cut: on one device, or loaded from its source over several and the disk."""
+    dtype = dtype_for(model, given)
+    if given.device_map is None:
+        return copy.deepcopy(model).to(device_for(given), dtype)
+    if not isinstance(source, str | Path):
+        raise GnormError("device_map needs the model's folder or name: its weights are loaded piece by piece.")
+    if importlib.util.find_spec("accelerate") is None:
+        raise GnormError("device_map needs accelerate: pip install accelerate.")
+    places = _places(given.device_map)
+    folder = tempfile.mkdtemp(prefix="gnorm-offload-")
+    try:
+        spread = load(
+            source, dtype=dtype, trust_remote_code=given.trust_remote_code, device_map=places, offload_folder=folder
+        )
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    weakref.finalize(spread, shutil.rmtree, folder)
+    return spread
+
+
+def _places(text: str) -> Any:
+    """`auto` and the like as they are, JSON as a dict of modules and devices."""
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        places = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GnormError(f"device_map is no JSON: {error}.") from error
+    if not places or "meta" in places.values():
+        raise GnormError(f"device_map {text} must name a place for every module: a GPU's number, cpu or disk.")
+    return places
+
+
+def savings_for(given: Settings) -> Savings:
+    return Savings.named(given.savings, given.cache_memory)
+
+
+def device_for(given: Settings) -> torch.device:
+    if given.device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(given.device)
+        float(torch.zeros((), device=device))
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise GnormError(f"Can't compute on {given.device!r}: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def dtype_for(model: nn.Module, given: Settings) -> torch.dtype:
+    """The precision to work in: what the user says, else the model's own but never half."""
+    if given.dtype != "auto":
+        named: torch.dtype = getattr(torch, given.dtype)
+        return named
+    return torch.promote_types(next(model.parameters()).dtype, torch.float32)
+
+
+def protection_for(settings: Settings, sites: Sites) -> Protection:
+    """The heads that the user protects, and the minimum of every layer."""
+    return Protection(parse_heads(settings.protect, sites), settings.min_heads)
+
+
+def parse_heads(text: str | None, sites: Sites) -> frozenset[Unit]:
+    """`0.3,0.7,11` as heads: LAYER.HEAD, or all heads of LAYER."""
+    heads: set[Unit] = set()
+    for part in (text or "").replace(" ", "").split(","):
+        site, dot, index = part.partition(".")
+        if not part:
+            continue
+        known = _small(site) and int(site) < len(sites)
+        if not known or (dot and not (_small(index) and int(index) < sites[int(site)].total)):
+            raise GnormError(f"protect: {part!r} names no head of this model.")
+        numbers = [int(index)] if dot else range(sites[int(site)].total)
+        heads |= {Unit(int(site), number) for number in numbers}
+    return frozenset(heads)
+
+
+def _small(number: str) -> bool:
+    return number.isdecimal() and len(number) < 10
+
+
+def situation_of(sites: Sites, protection: Protection) -> Situation:
+    """What rules may know of a run beforehand."""
+    survivors = sites.survivors()
+    removable = list(protection.removable(survivors, survivors))
+    if not removable:
+        raise GnormError("No head can be removed: all are protected, or needed for min_heads.")
+    parameters = parameter_count(sites.model)
+    saved = sum(sites[unit.site].unit_cost().parameters for unit in removable)
+    return Situation(
+        len(survivors), len(removable), Cost(parameters), Cost(parameters - saved), task_of(sites.model).measure
+    )

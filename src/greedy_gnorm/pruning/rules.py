@@ -1,0 +1,218 @@
+"""Stopping rules: when a run ends, and which of its steps is the solution."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.pruning.curves import knee_of
+from greedy_gnorm.registry import Registry
+from greedy_gnorm.units import Cost, Measure, Step, removed_by
+
+History = Sequence[Step]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a rule may know beforehand: units, removable units, the cost now and at the least, the measure."""
+
+    units: int
+    removable: int
+    cost: Cost
+    least: Cost
+    measure: Measure
+
+
+def last(history: History) -> int:
+    """The step at the end."""
+    return len(history) - 1
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`check` gives the reason to stop, or None; `choose` the solution among the steps if this rule stopped the run.
+
+    `limit` is how many heads may go at most; `at_knee` asks for the knee of whatever was walked.
+    """
+
+    text: str
+    check: Callable[[History], str | None]
+    choose: Callable[[History], int] = last
+    limit: int | None = None
+    at_knee: bool = False
+
+
+@dataclass(frozen=True)
+class RuleKind:
+    """A way to write a rule: its form, what it means, and how the text behind `=` becomes a Rule."""
+
+    form: str
+    about: str
+    build: Callable[[str, Situation], Rule]
+
+
+RULES: Registry[RuleKind] = Registry("stopping rule")
+
+
+def rule(form: str, about: str) -> Callable[[Callable[[str, Situation], Rule]], Callable[[str, Situation], Rule]]:
+    """Register a builder of rules under the name at the front of its form."""
+
+    def register(build: Callable[[str, Situation], Rule]) -> Callable[[str, Situation], Rule]:
+        RULES.add(form.partition("=")[0], RuleKind(form, about, build))
+        return build
+
+    return register
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Several rules: the first that fires stops."""
+
+    rules: tuple[Rule, ...]
+    measure: Measure
+
+    @property
+    def limit(self) -> int | None:
+        """How many heads may go before some rule is sure to stop."""
+        return min((rule.limit for rule in self.rules if rule.limit is not None), default=None)
+
+    def check(self, history: History) -> str | None:
+        """The reason of the first rule that fires."""
+        return next((reason for rule in self.rules if (reason := rule.check(history))), None)
+
+    def solution(self, history: History) -> int:
+        """The chosen step: the earliest that a rule which fired points to, or the knee of the stretch up to there."""
+        end = min((rule.choose(history) for rule in self.rules if rule.check(history)), default=last(history))
+        return knee_of(history[: end + 1], self.measure) if any(rule.at_knee for rule in self.rules) else end
+
+
+def parse_rules(texts: Sequence[str], situation: Situation) -> Rules:
+    """Rules from their written form; several in one text are divided by commas."""
+    parts = [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    if not parts:
+        raise GnormError(f"Say when to stop: {forms()}.")
+    return Rules(tuple(_parse(part, situation) for part in parts), situation.measure)
+
+
+def check_names(texts: Sequence[str]) -> None:
+    """Refuse rules of unknown name before anything is loaded."""
+    for text in texts:
+        for part in text.split(","):
+            if part.strip():
+                RULES[part.strip().partition("=")[0]]
+
+
+def _parse(text: str, situation: Situation) -> Rule:
+    name, sign, argument = text.partition("=")
+    kind = RULES[name]
+    if bool(sign) != ("=" in kind.form):
+        raise GnormError(f"The stopping rule {text!r} is written {kind.form!r}.")
+    return kind.build(argument, situation)
+
+
+def forms() -> str:
+    """The ways to write a rule, for messages and help."""
+    return ", ".join(RULES[name].form for name in RULES)
+
+
+@rule("heads=N", "when N heads are gone")
+def heads(argument: str, situation: Situation) -> Rule:
+    count = int(argument) if argument.isdecimal() and len(argument) < 10 else 0
+    if not 1 <= count <= situation.removable:
+        raise GnormError(f"heads={argument}: N must be from 1 to {situation.removable}, the heads that can be removed.")
+    return _count_rule(f"heads={count}", count)
+
+
+@rule("fraction=F", "when this fraction of all heads is gone")
+def fraction(argument: str, situation: Situation) -> Rule:
+    share = _number(argument)
+    if share is None or not 0 < share <= 1:
+        raise GnormError(f"fraction={argument}: F must be above 0 and at most 1, such as fraction=0.5.")
+    count = max(1, math.ceil(share * situation.units - 1e-9))
+    if count > situation.removable:
+        raise GnormError(f"fraction={argument} is {count} heads, but only {situation.removable} can be removed.")
+    return _count_rule(f"fraction={argument}", count)
+
+
+def _count_rule(text: str, count: int) -> Rule:
+    def check(history: History) -> str | None:
+        gone = len(removed_by(history))
+        return f"{text}: {gone} heads removed" if gone >= count else None
+
+    return Rule(text, check, limit=count)
+
+
+@rule("params=P", "when at most P parameters are left (80M, 1.5G, 250000)")
+def params(argument: str, situation: Situation) -> Rule:
+    target = _parameter_count(argument)
+    if target >= situation.cost.parameters:
+        raise GnormError(f"params={argument}: the model has {situation.cost.parameters:,} parameters already.")
+    if target < situation.least.parameters:
+        raise GnormError(
+            f"params={argument} can't be reached by removing heads: with all of them gone, "
+            f"{situation.least.parameters:,} parameters remain."
+        )
+
+    def check(history: History) -> str | None:
+        left = history[-1].parameters
+        return f"params={argument}: {left:,} parameters left" if left <= target else None
+
+    return Rule(f"params={argument}", check)
+
+
+def _parameter_count(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:_\d+)*(?:\.\d+)?)([kmgb]?)", text.strip().lower())
+    if not match:
+        raise GnormError(f"params={text}: write a number of parameters, such as 80M, 1.5G or 250000.")
+    unit = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}[match.group(2)]
+    return round(float(match.group(1)) * unit)
+
+
+@rule("drop=D", "before quality is worse than at the start by more than D (0.01 is one point of accuracy)")
+def drop(argument: str, situation: Situation) -> Rule:
+    allowed, measure = _number(argument), situation.measure
+    end = math.inf if measure.largest is None else measure.largest
+    if allowed is None or not 0 <= allowed < end:
+        raise GnormError(f"drop={argument}: D must be at least 0 and below {end:g}; drop=0.01 allows a loss of 0.01.")
+
+    def fallen(history: History) -> int | None:
+        floor = measure.worth(measure.of(history[0])) - allowed - 1e-12
+        worths = [measure.worth(measure.of(step)) for step in history]
+        return next((place for place, worth in enumerate(worths) if not worth >= floor), None)
+
+    def check(history: History) -> str | None:
+        if (place := fallen(history)) is None:
+            return None
+        before, after = measure.of(history[0]), measure.of(history[place])
+        verb = "fell" if measure.higher_is_better else "rose"
+        return f"drop={argument}: {measure.name} {verb} from {before:.4f} to {after:.4f}"
+
+    def choose(history: History) -> int:
+        place = fallen(history)
+        return last(history) if place is None else place - 1
+
+    return Rule(f"drop={argument}", check, choose)
+
+
+def _never(history: History) -> str | None:
+    return None
+
+
+@rule("knee", "never; the solution is the knee of the whole curve")
+def to_knee(argument: str, situation: Situation) -> Rule:
+    return Rule("knee", _never, at_knee=True)
+
+
+@rule("all", "never; every head goes, and the solution is the knee of the curve")
+def everything(argument: str, situation: Situation) -> Rule:
+    return Rule("all", _never, at_knee=True)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,103 @@
+"""What run.json says of a run before its first step."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from greedy_gnorm.data.batches import Batches
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.model.checkpoint import configuration_fingerprint, weights_fingerprint
+from greedy_gnorm.model.sites import find_sites
+from greedy_gnorm.model.sizes import parameter_count
+from greedy_gnorm.passes.processes import count, gather
+from greedy_gnorm.pruning.methods import METHODS
+from greedy_gnorm.pruning.prepare import objective_for
+from greedy_gnorm.records.journal import differences, identity
+from greedy_gnorm.records.schema import SCHEMA
+from greedy_gnorm.scores import score_with
+from greedy_gnorm.settings import Settings
+from greedy_gnorm.tasks.task import task_of
+
+
+def run_header(
+    model: nn.Module, source: Any, rows: Mapping[str, tuple[Any, Batches]], given: Settings
+) -> dict[str, Any]:
+    """What run.json says before the first step; `source` is what was given as the model, `rows` as in `Prepared`."""
+    config: Any = model.config
+    sites, measure = find_sites(model), task_of(model).measure
+    return {
+        "schema": SCHEMA,
+        "model": {
+            **describe_source(source),
+            "type": config.model_type,
+            "weights": weights_fingerprint(model),
+            "configuration": configuration_fingerprint(config),
+            "parameters": parameter_count(model),
+            "sites": [asdict(info) for info in sites.infos],
+            "removed": [list(unit) for unit in sites.removed()],
+        },
+        **asked_for(rows, given),
+        "quality": measure.name,
+        "higher_is_better": measure.higher_is_better,
+        "versions": versions(),
+        "processes": count(),
+        "threads": torch.get_num_threads(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def asked_for(rows: Mapping[str, tuple[Any, Batches]], given: Settings) -> dict[str, Any]:
+    """The part of the header that differs between runs on one model."""
+    data = {name: describe_rows(*part) for name, part in rows.items()}
+    score = score_with(METHODS[given.method].score, given.score_options)
+    config = {**given.to_json(), "objective": objective_for(score, given).name}
+    return {"data": data, "config": config, "seed": given.seed}
+
+
+def describe_source(given: Any, word: str = "name") -> dict[str, Any]:
+    """Where a model or data came from: a path or name, or the kind of an object, which no command can name."""
+    if isinstance(given, str | Path):
+        return {word: str(given)}
+    return {word: type(given).__name__, "in_memory": True}
+
+
+def describe_rows(source: Any, batches: Batches) -> dict[str, Any]:
+    """Rows as the header tells them."""
+    return {
+        **describe_source(source, "source"),
+        "rows": batches.rows,
+        "batches": len(batches),
+        "truncated": batches.truncated,
+        "fingerprint": batches.fingerprint,
+    }
+
+
+def versions() -> dict[str, str]:
+    """What the numbers of a run depend on."""
+    packages: Sequence[str] = (
+        "greedy-gnorm",
+        "torch",
+        "transformers",
+        "tokenizers",
+        "datasets",
+        "numpy",
+        "scikit-learn",
+    )
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}}
+
+
+def check_processes_agree(header: dict[str, Any]) -> None:
+    """Several processes must work on the same thing: each machine may have files of its own."""
+    first, *others = gather(identity(header))
+    for place, other in enumerate(others, start=1):
+        for name, was, now in differences(first, other):
+            raise GnormError(f"Processes 0 and {place} work on different things: {name} is {was!r} and {now!r}.")

@@ -1,0 +1,177 @@
+"""The record of a run: run.json (what was asked, of what) and journal.jsonl (one Step a line, flushed as made)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from greedy_gnorm.errors import RunFolderError
+from greedy_gnorm.records import schema
+from greedy_gnorm.records.files import RESUME, is_leftover, locked, write_json, writing_to
+from greedy_gnorm.units import Step
+
+RUN_FILE = "run.json"
+JOURNAL_FILE = "journal.jsonl"
+SEAL = "seal"
+
+
+class Journal:
+    """Append-only: the steps of one run in its folder."""
+
+    def __init__(self, folder: Path, header: dict[str, Any], steps: list[Step], seal: str = "") -> None:
+        self.folder = folder
+        self.header = header
+        self.steps = steps
+        self.seal = seal
+
+    @classmethod
+    def begin(cls, folder: Path, header: dict[str, Any]) -> Journal:
+        """Start a run in a new or empty folder; one that holds anything is refused."""
+        cls.check_free(folder)
+        with writing_to(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / JOURNAL_FILE).touch()
+            write_json(folder / RUN_FILE, header)
+        return cls(folder, header, [])
+
+    @staticmethod
+    def check_free(folder: Path) -> None:
+        """Refuse a folder that holds anything, a run or something else."""
+        with writing_to(folder):
+            held = {path.name for path in folder.iterdir() if not _begun(path)} if folder.exists() else set()
+        if RUN_FILE in held:
+            raise RunFolderError(f"{folder} holds a run already: go on with it by --resume, or name another folder.")
+        if held:
+            raise RunFolderError(f"{folder} is not empty and holds no run: name another folder.")
+
+    @classmethod
+    def resume(cls, folder: Path, header: dict[str, Any]) -> Journal:
+        """Go on with the run in this folder if it is the same run; begin one if there is none."""
+        if not (folder / RUN_FILE).exists():
+            return cls.begin(folder, header)
+        journal = cls.read(folder)
+        check_same("run", folder, journal.header, header)
+        journal._drop_torn_line()
+        return journal
+
+    @classmethod
+    def read(cls, folder: Path) -> Journal:
+        """The run in this folder, finished or not; nothing is written, and a torn last line is left out."""
+        header = read_header(folder / RUN_FILE)
+        try:
+            content = (folder / JOURNAL_FILE).read_bytes()
+        except OSError as error:
+            raise RunFolderError(f"{folder} holds no readable run: {error}.") from error
+        whole, newline, _ = content.rpartition(b"\n")
+        steps, seal = [], ""
+        for number, line in enumerate(whole.split(b"\n") if newline else []):
+            step, seal = _step(folder / JOURNAL_FILE, number, line, seal)
+            steps.append(step)
+        fault = schema.steps_fault(header, steps)
+        if fault is not None:
+            raise RunFolderError(f"{folder / JOURNAL_FILE} does not fit its run: {fault}.")
+        return cls(folder, header, steps, seal)
+
+    def _drop_torn_line(self) -> None:
+        path = self.folder / JOURNAL_FILE
+        whole, newline, torn = path.read_bytes().rpartition(b"\n")
+        if torn:
+            warnings.warn(f"The last line of {path} is torn; that step is done again.", stacklevel=3)
+            os.truncate(path, len(whole) + len(newline))
+
+    def append(self, step: Step) -> None:
+        """Write one step and make sure that it is on the disk."""
+        path, line = self.folder / JOURNAL_FILE, step.to_json()
+        seal = _seal(self.seal, line)
+        with writing_to(path, RESUME), path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**line, SEAL: seal}, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.steps.append(step)
+        self.seal = seal
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Add the outcome to run.json."""
+        self.header = {**self.header, "result": dict(result)}
+        write_json(self.folder / RUN_FILE, self.header)
+
+
+def read_header(path: Path, shape: Mapping[str, Any] = schema.RUN) -> dict[str, Any]:
+    """run.json, or experiment.json by its shape, if it is one."""
+    try:
+        header = schema.upgraded(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path.parent} holds no readable run: {path.name}: {error}.") from error
+    fault = schema.header_fault(header, shape)
+    if fault is not None:
+        raise RunFolderError(f"{path} is damaged, or not that of a run: {fault}.")
+    return dict(header)
+
+
+def _begun(path: Path) -> bool:
+    """Whether this is only what a beginning leaves that came not as far as its header."""
+    return is_leftover(path) or (path.name == JOURNAL_FILE and path.is_file() and path.stat().st_size == 0)
+
+
+def _step(path: Path, number: int, line: bytes, before: str) -> tuple[Step, str]:
+    """The step of a line, and the seal of the journal up to it."""
+    try:
+        content = json.loads(line)
+        fault = schema.line_fault(content)
+    except (ValueError, RecursionError) as error:
+        fault = str(error)
+    if fault is None and content["step"] != number:
+        fault = f"it is step {content['step']}, not {number}"
+    seal = "" if fault is not None else _seal(before, content)
+    if fault is None and content.get(SEAL, seal) != seal:
+        fault = "it is not what was written, by its seal"
+    if fault is not None:
+        raise RunFolderError(f"Line {number + 1} of {path} is damaged ({fault}).")
+    return Step.from_json(content), seal
+
+
+def _seal(before: str, line: Mapping[str, Any]) -> str:
+    """A short hash of a line and of all before it; without times, so that equal runs have equal seals."""
+    told = {name: value for name, value in line.items() if name not in ("seconds", SEAL)}
+    return hashlib.blake2b((before + json.dumps(told, sort_keys=True)).encode(), digest_size=8).hexdigest()
+
+
+def identity(header: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes two runs the same: settings, weights and rows; not where they lie or what wrote them.
+
+    How much is kept between steps changes no bit of the result.
+    """
+    return {
+        **{name: value for name, value in header["config"].items() if name != "cache_memory"},
+        "model": header["model"]["weights"],
+        "model configuration": header["model"].get("configuration"),
+        **{f"{name} rows": part["fingerprint"] for name, part in header["data"].items()},
+        "taken": header.get("taken"),
+    }
+
+
+def check_same(what: str, folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds another run or comparison, with what differs."""
+    found = [f"{name} was {old!r} and is {new!r} now" for name, old, new in differences(identity(was), identity(now))]
+    if found:
+        raise RunFolderError(f"{folder} holds another {what}: {'; '.join(found)}. Name another folder.")
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    names = [*was, *(name for name in now if name not in was)]
+    return [(name, was.get(name), now.get(name)) for name in names if was.get(name) != now.get(name)]
+
+
+@contextmanager
+def open_journal(folder: Path, header: dict[str, Any], *, resume: bool) -> Iterator[Journal]:
+    """The journal of a run in this folder, begun or continued, while no other process works there."""
+    if not (resume and (folder / RUN_FILE).exists()):
+        Journal.check_free(folder)
+    with writing_to(folder, RESUME), locked(folder):
+        yield (Journal.resume if resume else Journal.begin)(folder, header)

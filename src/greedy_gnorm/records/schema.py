@@ -1,0 +1,235 @@
+"""What the files of a run folder must say: they may come from a stranger, and all that reads them relies on this."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from greedy_gnorm.units import ATTENTION, UNIT_WORDS, Step, Unit
+
+MOST_UNITS = 100_000
+"""More than any model has: a folder can't make its reader allocate what it likes."""
+
+
+def _word(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
+
+
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
+def _score(value: Any) -> bool:
+    return value is None or value in ("inf", "-inf") or (isinstance(value, float | int) and abs(value) < math.inf)
+
+
+def _setting(value: Any) -> bool:
+    plain = value is None or isinstance(value, str | bool) or _number(value)
+    return plain or (isinstance(value, list) and all(map(_word, value)))
+
+
+def _nothing_or(inner: Any) -> Callable[[Any], bool]:
+    return lambda value: value is None or _mismatch(value, inner, "") is None
+
+
+_UNITS = [[_count]]
+_VECTORS = [[_score]]
+_ROWS = {
+    "source": _word,
+    "rows": _count,
+    "batches": _count,
+    "truncated": _count,
+    "fingerprint": _word,
+    "in_memory?": _flag,
+}
+
+SCHEMA = 2
+"""The form of run.json that is written; 0.1.0 wrote 1 and did not say so."""
+
+_SITE = {"name": _word, "kind": _word, "layer": _count, "units": _count, "applications": _count}
+
+RUN: dict[str, Any] = {
+    "schema": _count,
+    "model": {
+        "name": _word,
+        "type": _word,
+        "weights": _word,
+        "parameters": _count,
+        "sites": [_SITE],
+        "removed": _UNITS,
+        "configuration?": _word,
+        "in_memory?": _flag,
+    },
+    "data": {"scoring": _ROWS, "evaluation": _ROWS},
+    "config": {"method": _word, "objective": _word, "*": _setting},
+    "seed": _number,
+    "quality": _word,
+    "higher_is_better": _flag,
+    "versions": {"*": _word},
+    "processes?": _count,
+    "threads?": _count,
+    "started": _word,
+    "result?": {
+        "solution": _count,
+        "quality?": {"*": [_number]},
+        "latency?": [
+            {
+                "runtime": _word,
+                "batch": _count,
+                "tokens": _count,
+                "threads": _count,
+                "repeats": _count,
+                "before_ms": _positive,
+                "before_spread": [_number],
+                "after_ms": _positive,
+                "after_spread": [_number],
+                "promised": _nothing_or(_number),
+            }
+        ],
+    },
+    "taken?": {"run": _word, "step": _count},
+}
+"""run.json. A name with ? may be missing, * stands for any other name, a list for any number of the same."""
+
+EXPERIMENT: dict[str, Any] = {
+    **RUN,
+    "data": {"evaluation": _ROWS},
+    "methods": [_word],
+    "draws?": _positive,
+    "runs": _count,
+    "trajectories": _count,
+}
+"""experiment.json."""
+
+STEP: dict[str, Any] = {
+    "step": _count,
+    "removed": _UNITS,
+    "scores": _nothing_or(_VECTORS),
+    "log_scores?": _VECTORS,
+    "quality": {"*": _number},
+    "parameters": _count,
+    "bytes": _count,
+    "seconds": {"*": _number},
+    "stop": _nothing_or(_word),
+    "seal?": _word,
+}
+"""A line of journal.jsonl."""
+
+
+def upgraded(header: Any) -> Any:
+    """A header as this version writes it, from one of an earlier schema; what is no header is left as it is."""
+    if not isinstance(header, dict) or "schema" in header:
+        return header
+    model = header.get("model")
+    if not isinstance(model, dict) or not {"shape", "sites", "applications"} <= set(model):
+        return header
+    shape, names, applications = (model[name] for name in ("shape", "sites", "applications"))
+    fits = all(isinstance(each, list) for each in (shape, names, applications)) and len(shape) == 2
+    if not fits or not len(names) == len(applications) == shape[0]:
+        return header
+    sites = [
+        {"name": name, "kind": ATTENTION, "layer": layer, "units": shape[1], "applications": times}
+        for layer, (name, times) in enumerate(zip(names, applications, strict=True))
+    ]
+    rest = {name: value for name, value in model.items() if name not in ("shape", "applications")}
+    return {**header, "schema": SCHEMA, "model": {**rest, "sites": sites}, "higher_is_better": True}
+
+
+def header_fault(header: Any, shape: Mapping[str, Any] = RUN) -> str | None:
+    """What is wrong with run.json or experiment.json, if anything."""
+    fault = _mismatch(header, shape, "")
+    if fault is not None:
+        return fault
+    if header["schema"] != SCHEMA:
+        return f"it was written by a later version (schema {header['schema']}; this one knows {SCHEMA})"
+    sites = header["model"]["sites"]
+    total = sum(site["units"] for site in sites)
+    if not 0 < total <= MOST_UNITS or not all(site["kind"] in UNIT_WORDS for site in sites):
+        return f"model.sites is {sites!r:.60}"
+    if not all(site["units"] > 0 and 0 < site["applications"] <= MOST_UNITS for site in sites):
+        return f"model.sites is {sites!r:.60}"
+    fault = _units_fault(header["model"]["removed"], sites, set())
+    return "no head is left" if fault is None and len(header["model"]["removed"]) == total else fault
+
+
+def steps_fault(header: Mapping[str, Any], steps: list[Step]) -> str | None:
+    """What does not fit in a run's steps, if anything: units that it has not or no longer, scores of another shape."""
+    sites, gone = header["model"]["sites"], {Unit(*unit) for unit in header["model"]["removed"]}
+    for step in steps:
+        fault = _units_fault(step.removed, sites, gone) or _scores_fault(step, sites, gone)
+        if header["quality"] not in step.quality or step.quality.keys() != steps[0].quality.keys():
+            fault = f"the quality is {', '.join(step.quality)}"
+        if step.parameters == 0 or step.bytes == 0:
+            fault = "nothing is left of the model"
+        if (step.stop is not None and step is not steps[-1]) or (step is not steps[0] and not step.removed):
+            fault = "there are steps after the run's end, or one that removes no head"
+        if fault is not None:
+            return f"step {step.step}: {fault}"
+        gone |= set(step.removed)
+    if header.get("result", {}).get("solution", 0) >= max(len(steps), 1):
+        return f"the solution is step {header['result']['solution']}, which is not there"
+    return None
+
+
+def line_fault(line: Any) -> str | None:
+    """What is wrong with a line of the journal, if anything."""
+    return _mismatch(line, STEP, "")
+
+
+def _units_fault(removed: Any, sites: Sequence[Mapping[str, Any]], gone: set[Unit]) -> str | None:
+    for place, unit in enumerate(removed):
+        there = len(unit) == 2 and unit[0] < len(sites) and unit[1] < sites[unit[0]]["units"]
+        if not there or Unit(*unit) in gone or unit in removed[:place]:
+            return f"head {'.'.join(map(str, unit))} is not there to be removed"
+    return None
+
+
+def _scores_fault(step: Step, sites: Sequence[Mapping[str, Any]], gone: set[Unit]) -> str | None:
+    for vectors in [] if step.scores is None else [step.scores.vectors, step.scores.keys]:
+        if [len(vector) for vector in vectors] != [site["units"] for site in sites]:
+            return "the scores are not those of the model's heads"
+        missing = {
+            Unit(site, int(index)) for site, each in enumerate(vectors) for index in np.flatnonzero(np.isnan(each))
+        }
+        if missing != gone:
+            return "a head that is gone has a score, or one that is there has none"
+    return None
+
+
+def _mismatch(value: Any, shape: Any, place: str) -> str | None:
+    """The first place where a value is not of its shape."""
+    if callable(shape):
+        return None if shape(value) else f"{place.lstrip('.')} is {value!r:.60}"
+    if not isinstance(value, type(shape)):
+        return f"{place.lstrip('.') or 'it'} is {value!r:.60}"
+    if isinstance(shape, list):
+        faults = (_mismatch(each, shape[0], f"{place}[{number}]") for number, each in enumerate(value))
+    else:
+        for name in shape:
+            if name != "*" and not name.endswith("?") and name not in value:
+                return f"{place}.{name} is missing".lstrip(".")
+        faults = (
+            _mismatch(each, shape.get(name, shape.get(f"{name}?", shape.get("*", _anything))), f"{place}.{name}")
+            for name, each in value.items()
+        )
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _anything(value: Any) -> bool:
+    """A later version may say more."""
+    return True

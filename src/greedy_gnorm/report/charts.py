@@ -1,0 +1,240 @@
+"""Charts of the report page (plotly). The page sets the colours of paper and ink, for light and dark."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from greedy_gnorm.comparison.analysis import drifts
+from greedy_gnorm.pruning.curves import Points, Walk, curve
+from greedy_gnorm.pruning.methods import GREEDY, RANDOM
+from greedy_gnorm.report.figures import ACCENT, COLOURS, DARK, LIGHT, MUTED
+from greedy_gnorm.units import Measure, removed_by
+
+Chart = dict[str, Any]
+Curves = Mapping[str, Sequence[Walk]]
+
+BOXES = 25
+DASHES = ("solid", "dash", "dot", "dashdot")
+"""Four, where there are seven colours: 28 methods before a pair comes again."""
+KINDS = {"score": "Scoring", "evaluate": "Evaluating", "remove": "Removing"}
+
+
+def safe(text: str) -> str:
+    """Text for a chart, whose labels read mark-up."""
+    return html.escape(text, quote=False)
+
+
+def line_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A line for each method, the same in every chart; Greedy-Gnorm comes first and is drawn strongest."""
+    ordered = sorted(names, key=lambda name: name != GREEDY)
+    return {
+        name: {
+            "color": COLOURS[place % len(COLOURS)],
+            "dash": DASHES[place % len(DASHES)],
+            "width": 3 if name == GREEDY else 2,
+        }
+        for place, name in enumerate(ordered)
+    }
+
+
+def explorer(quality: str) -> dict[str, Chart]:
+    """The charts that follow the slider; the page's script fills them with the walk that is shown."""
+    cell = {"hovertemplate": "%{text}<extra></extra>", "x": [], "y": [], "z": [], "text": [], "xgap": 2, "ygap": 2}
+    mark = {"mode": "markers", "x": [], "y": [], "hoverinfo": "skip"}
+    cross = {"symbol": "x", "size": 11, "color": ACCENT, "line": {"color": "white", "width": 1.5}}
+    cursor = {"symbol": "square-open", "size": 20, "color": COLOURS[5], "line": {"width": 3}}
+    mask = [
+        go.Heatmap(**cell, colorscale=[[0, LIGHT], [1, DARK]], zmin=0, zmax=1, showscale=False),
+        go.Scatter(**mark, marker=cross),
+        go.Scatter(**mark, marker=cursor),
+    ]
+    scores = [
+        go.Heatmap(**cell, colorscale="Cividis", colorbar={"thickness": 10, "outlinewidth": 0, "len": 1}),
+        go.Scatter(**mark, marker=cross),
+    ]
+    cells = {"xaxis": {"title": {"text": "Head"}}, "yaxis": {"autorange": "reversed"}, "height": 320}
+    return {
+        "mask": _chart(mask, **cells),
+        "scores": _chart(scores, **cells),
+        "curve": _followed(quality, "Heads removed"),
+        "parameters": _followed(quality, "Parameters", autorange="reversed"),
+    }
+
+
+def _followed(quality: str, title: str, **axis: Any) -> Chart:
+    """A line, its level at the start, the knee, the solution, and where the slider stands."""
+    hover = "%{y:.4f} at %{x:,}<extra></extra>"
+    traces = [
+        go.Scatter(mode="lines", line={"color": MUTED, "dash": "dash", "width": 1}, name="unpruned", hoverinfo="skip"),
+        go.Scatter(mode="lines", line={"color": COLOURS[0], "width": 2.5}, hovertemplate=hover, showlegend=False),
+        go.Scatter(mode="markers", marker={"symbol": "diamond", "size": 17, "color": COLOURS[5]}, name="knee"),
+        go.Scatter(mode="markers", marker={"symbol": "star", "size": 12, "color": COLOURS[2]}, name="solution"),
+        go.Scatter(
+            mode="markers", name="this step",
+            marker={"size": 21, "symbol": "circle-open", "color": ACCENT, "line": {"width": 3}},
+        ),
+    ]  # fmt: skip
+    return _chart(
+        traces, showlegend=True, xaxis={"title": {"text": title}, **axis}, yaxis={"title": {"text": _title(quality)}}
+    )
+
+
+def against_heads(curves: Curves, measure: Measure) -> Chart:
+    """Quality against heads removed: a line a method, a band over its runs, random trajectories as boxes."""
+    traces: list[Any] = []
+    boxes = RANDOM in curves and len(curves) > 1 and len(curves[RANDOM]) >= 5
+    for name, look in line_styles(list(curves)).items():
+        if name == RANDOM and boxes:
+            traces += _boxes([curve(walk, measure) for walk in curves[name]], look)
+        else:
+            traces += _band([curve(walk, measure) for walk in curves[name]], name, look)
+    level = measure.of(next(iter(curves.values()))[0][0])
+    end = max(len(removed_by(walk)) for walks in curves.values() for walk in walks)
+    unpruned = {"color": MUTED, "dash": "dash", "width": 1}
+    traces.append(go.Scatter(x=[0, end], y=[level, level], mode="lines", line=unpruned, hoverinfo="skip"))
+    return _chart(
+        traces, height=440, xaxis={"title": {"text": "Heads removed"}}, yaxis={"title": {"text": _title(measure.name)}}
+    )
+
+
+def _boxes(walks: Sequence[Points], look: Mapping[str, Any]) -> list[Any]:
+    """A box over the trajectories at some of the steps."""
+    points = np.array(walks)  # (trajectories, steps, 2)
+    stride = max(1, round(points.shape[1] / BOXES))
+    heads, values = points[0, ::stride, 0], points[:, ::stride, 1]
+    width = 0.6 * float(heads[1] - heads[0]) if len(heads) > 1 else 0.6
+    return [
+        go.Box(
+            x=np.repeat(heads, len(walks)).tolist(), y=_rounded(values.T.ravel()), width=width, name=safe(RANDOM),
+            meta=RANDOM, marker={"color": look["color"], "size": 3}, line={"width": 1}, hoverinfo="x+y",
+        )
+    ]  # fmt: skip
+
+
+def against_parameters(curves: Curves, measure: Measure) -> Chart:
+    """Quality against the parameters left, a line a method."""
+    traces: list[Any] = []
+    for name, look in line_styles(list(curves)).items():
+        walks = [[(step.parameters, measure.of(step)) for step in walk] for walk in curves[name]]
+        traces += _band(walks, name, look)
+    return _chart(
+        traces,
+        xaxis={"title": {"text": "Parameters"}, "autorange": "reversed"},
+        yaxis={"title": {"text": _title(measure.name)}},
+    )
+
+
+def drift(curves: Curves) -> Chart | None:
+    """Kendall's tau between the first scores and those after n removals; None where no method scores again."""
+    traces: list[Any] = []
+    for name, look in line_styles(list(curves)).items():
+        traces += _band(drifts(curves[name]), name, look)
+    if not traces:
+        return None
+    return _chart(
+        traces,
+        xaxis={"title": {"text": "Heads removed"}},
+        yaxis={"title": {"text": "Kendall's tau"}, "range": [-1.05, 1.05]},
+    )
+
+
+def time_by_step(walk: Walk) -> Chart:
+    """Seconds of each step, by what they went to."""
+    steps = [step.step for step in walk]
+    traces = [
+        go.Bar(x=steps, y=_rounded([step.seconds.get(kind, 0.0) for step in walk], 3), **look)
+        for kind, look in _kinds("%{y:.2f} s")
+    ]
+    axes = {"xaxis": {"title": {"text": "Step"}}, "yaxis": {"title": {"text": "Seconds"}}}
+    return _chart(traces, showlegend=True, barmode="stack", bargap=0.1, **axes)
+
+
+def time_by_method(curves: Curves) -> Chart:
+    """Seconds of all runs of each method, by what they went to."""
+    names = [safe(name) for name in curves]
+    traces = []
+    for kind, look in _kinds("%{x:.1f} s"):
+        seconds = [sum(step.seconds.get(kind, 0.0) for walk in walks for step in walk) for walks in curves.values()]
+        traces.append(go.Bar(x=_rounded(seconds, 2), y=names, orientation="h", **look))
+    axes = {"xaxis": {"title": {"text": "Seconds"}}, "yaxis": {"autorange": "reversed", "automargin": True}}
+    return _chart(traces, showlegend=True, barmode="stack", height=130 + 34 * len(names), **axes)
+
+
+def _kinds(hover: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What time goes to, each with its look."""
+    for place, (kind, name) in enumerate(KINDS.items()):
+        marker = {"color": COLOURS[place], "line": {"width": 0}}
+        yield kind, {"name": name, "marker": marker, "hovertemplate": f"%{{fullData.name}}: {hover}<extra></extra>"}
+
+
+def against_latency(measured: Mapping[str, Sequence[tuple[float, float]]], quality: str) -> Chart:
+    """Quality against measured milliseconds: from the unpruned model to the solution, a line a measurement."""
+    traces = []
+    for place, (name, points) in enumerate(measured.items()):
+        milliseconds, values = zip(*points, strict=True)
+        traces.append(
+            go.Scatter(
+                x=_rounded(milliseconds, 3), y=_rounded(values), name=safe(name), mode="lines+markers",
+                line={"color": COLOURS[place % len(COLOURS)], "width": 2},
+                marker={"size": 11, "symbol": ["circle-open", "star"]}, text=["before", "solution"],
+                hovertemplate="%{text}: %{x:.2f} ms, %{y:.4f}<extra></extra>",
+            )
+        )  # fmt: skip
+    axes = {"xaxis": {"title": {"text": "Milliseconds a batch"}}, "yaxis": {"title": {"text": _title(quality)}}}
+    return _chart(traces, showlegend=True, **axes)
+
+
+def _band(walks: Sequence[Sequence[tuple[float, float]]], name: str, look: Mapping[str, Any]) -> list[Any]:
+    """The mean of the runs as a line, and a band from the lowest to the highest where there are several.
+
+    `meta` carries the plain name, by which the page switches methods on and off.
+    """
+    if not walks:
+        return []
+    points = np.array([walk[: min(map(len, walks))] for walk in walks], dtype=float)  # (runs, points, 2)
+    x, values = points[0, :, 0].tolist(), points[:, :, 1]
+    low, high, mean = (_rounded(side) for side in (values.min(0), values.max(0), values.mean(0)))
+    line = go.Scatter(
+        x=x, y=mean, mode="lines", line=dict(look), name=safe(name), meta=name,
+        hovertemplate="%{fullData.name}: %{y:.4f} at %{x:,}<extra></extra>",
+    )  # fmt: skip
+    if len(walks) == 1:
+        return [line]
+    band = go.Scatter(
+        x=[*x, *reversed(x)], y=[*high, *reversed(low)], fill="toself", mode="none", fillcolor=_faint(look["color"]),
+        hoverinfo="skip", meta=name,
+    )  # fmt: skip
+    return [band, line]
+
+
+def _chart(traces: Sequence[Any], **layout: Any) -> Chart:
+    """Plain values for the page; the page's script adds the colours of text and grid."""
+    style = {
+        "showlegend": False,
+        "height": 360,
+        "margin": {"l": 64, "r": 16, "t": 16, "b": 52},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "itemclick": "toggle"},
+        "hoverlabel": {"align": "left"},
+        "dragmode": False,
+    }
+    chart: Chart = go.Figure(list(traces), {**style, **layout}).to_plotly_json()
+    del chart["layout"]["template"]
+    return chart
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.15)"
+
+
+def _rounded(values: Any, digits: int = 6) -> list[float]:
+    return [round(float(value), digits) for value in values]
+
+
+def _title(quality: str) -> str:
+    return safe(quality.replace("_", " ").capitalize())

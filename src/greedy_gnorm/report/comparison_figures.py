@@ -1,0 +1,206 @@
+"""The paper's figures for a comparison, from its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from greedy_gnorm.comparison.analysis import Comparison, drifts, solution
+from greedy_gnorm.pruning.curves import Walk, curve
+from greedy_gnorm.pruning.methods import GREEDY, RANDOM
+from greedy_gnorm.report.figures import (
+    ACCENT,
+    COLOURS,
+    DARK,
+    LIGHT,
+    MUTED,
+    draw_mask,
+    heat_map,
+    mask_cells,
+    save,
+)
+from greedy_gnorm.units import Matrix, Measure, Unit, removed_by
+
+STYLES = ("-", "--", ":", "-.")
+"""Four, where there are seven colours: 28 methods before a pair comes again."""
+
+
+def write_all(comparison: Comparison, folder: Path) -> None:
+    """Every figure that the steps give, PNG and SVG."""
+    save(curves(comparison), folder / "curves")
+    if RANDOM in comparison.curves and len(comparison.curves) > 1:
+        save(against_random(comparison), folder / "against-random")
+    save(masks(comparison), folder / "masks")
+    if any(site["applications"] > 1 for site in comparison.header["model"]["sites"]):
+        save(tied_heads(comparison.header["model"]), folder / "tied-heads")
+    if (stale := drift(comparison)) is not None:
+        save(stale, folder / "staleness")
+    for method, walks in comparison.curves.items():
+        if method != RANDOM and walks[0][1].scores is not None:
+            save(heat_map(walks[0][1].scores, f"Scores before pruning: {method}"), folder / f"scores-{method}")
+
+
+def styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A colour and a line for each method; Greedy-Gnorm is drawn strongest."""
+    ordered = sorted(methods, key=lambda method: method != GREEDY)
+    looks = {}
+    for place, method in enumerate(ordered):
+        looks[method] = {
+            "color": COLOURS[place % len(COLOURS)],
+            "linestyle": STYLES[place % len(STYLES)],
+            "linewidth": 2.4 if method == GREEDY else 1.5,
+        }
+    return looks
+
+
+def curves(comparison: Comparison) -> Figure:
+    """Quality against heads removed, a line a method, a band from the lowest to the highest of its runs."""
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    axes = _plot_axes(figure.add_subplot(), comparison)
+    for method, look in styles(list(comparison.curves)).items():
+        heads, values = _values(comparison.curves[method], comparison.measure)
+        axes.fill_between(heads, values.min(0), values.max(0), color=look["color"], alpha=0.13, linewidth=0)
+        axes.plot(heads, values.mean(0), label=f"{method} ({len(values)})", **look)
+    _legend(figure, axes, "method (runs)")
+    return figure
+
+
+def against_random(comparison: Comparison) -> Figure:
+    """Greedy-Gnorm (or the first method) against boxes of random trajectories, with the unpruned level."""
+    method = GREEDY if GREEDY in comparison.curves else next(name for name in comparison.curves if name != RANDOM)
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    axes = _plot_axes(figure.add_subplot(), comparison)
+    heads, values = _values(comparison.curves[RANDOM], comparison.measure)
+    places = np.arange(0, len(heads), max(1, round(len(heads) / 25)))
+    width = 0.6 * (heads[places[1]] - heads[places[0]])
+    axes.boxplot(
+        [values[:, place] for place in places], positions=heads[places], widths=width, manage_ticks=False,
+        patch_artist=True, boxprops={"facecolor": LIGHT, "edgecolor": MUTED}, medianprops={"color": DARK},
+        whiskerprops={"color": MUTED}, capprops={"color": MUTED},
+        flierprops={"markersize": 2, "markeredgecolor": MUTED},
+    )  # fmt: skip
+    heads, ours = _values(comparison.curves[method], comparison.measure)
+    axes.plot(heads, ours.mean(0), color="#009e73", linewidth=2.2)
+    axes.axhline(values[0, 0], color="#e69f00", linestyle="--", linewidth=1.4)
+    lines = [Line2D([], [], color="#009e73"), Line2D([], [], color=MUTED, linewidth=6, alpha=0.4)]
+    lines.append(Line2D([], [], color="#e69f00", linestyle="--"))
+    axes.legend(lines, [method, f"random ({len(values)} trajectories)", "unpruned"], frameon=False)
+    return figure
+
+
+def masks(comparison: Comparison) -> Figure:
+    """The mask at each method's knee, first run: light is removed, dark is kept; shared layers as bands."""
+    model, methods = comparison.header["model"], list(comparison.curves)
+    columns = min(len(methods), 4)
+    rows = -(-len(methods) // columns)
+    example = mask_cells(model, [])
+    height, width = 0.8 + 0.16 * example.shape[0], 0.6 + 0.16 * example.shape[1]
+    figure = Figure(figsize=(columns * max(width, 2.2), rows * max(height, 1.4)), layout="constrained")
+    for place, method in enumerate(methods):
+        walk = comparison.curves[method][0]
+        axes = figure.add_subplot(rows, columns, place + 1)
+        removed = removed_by(walk[: solution(walk, comparison.measure).step + 1])
+        cells = mask_cells(model, removed)
+        draw_mask(axes, cells, linewidth=0.5)
+        axes.set_title(f"{method}: {len(removed)} removed", fontsize=8)
+        axes.tick_params(labelsize=5)
+        axes.xaxis.label.set_fontsize(7)
+        axes.yaxis.label.set_fontsize(7)
+    return figure
+
+
+def tied_heads(model: Mapping[str, Any]) -> Figure:
+    """How one entry of the mask stands for a head in every layer that shares its weights."""
+    applications, heads = [site["applications"] for site in model["sites"]], model["sites"][0]["units"]
+    layers = sum(applications)
+    figure = Figure(figsize=(2.2 + 0.42 * heads, 1.4 + 0.3 * layers), layout="constrained")
+    axes = figure.add_subplot()
+    cells = np.ones((layers, heads))
+    cells[: applications[0], heads // 3] = 0
+    draw_mask(axes, cells, linewidth=1)
+    axes.add_patch(Rectangle((heads // 3, 0), 1, applications[0], fill=False, edgecolor=ACCENT, linewidth=2))
+    axes.set_title(f"One mask entry is head {heads // 3} in {applications[0]} layers at once")
+    return figure
+
+
+def drift(comparison: Comparison) -> Figure | None:
+    """Kendall's tau between the first scores and those after n removals; None where no method scores again."""
+    walks = {method: drifts(runs) for method, runs in comparison.curves.items()}
+    if not any(walks.values()):
+        return None
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for method, look in styles(list(comparison.curves)).items():
+        if walks[method]:
+            shortest = min(len(walk) for walk in walks[method])
+            heads = [gone for gone, _ in walks[method][0][:shortest]]
+            taus = np.array([[tau for _, tau in walk[:shortest]] for walk in walks[method]])
+            axes.fill_between(heads, taus.min(0), taus.max(0), color=look["color"], alpha=0.13, linewidth=0)
+            axes.plot(heads, taus.mean(0), label=method, **look)
+    axes.axhline(0, color=MUTED, linewidth=0.8)
+    axes.set(xlabel="Heads removed", ylabel="Kendall's tau with the first scores", ylim=(-1.05, 1.05))
+    axes.grid(color=LIGHT)
+    axes.spines[["top", "right"]].set_visible(False)
+    _legend(figure, axes, "method")
+    return figure
+
+
+def gradient_change_figure(changes: Sequence[Matrix], head: Unit) -> Figure:
+    """The pooled differences, a panel for each layer: anything but white is a gradient that moved.
+
+    A layer whose heads are all gone already has no gradient, (0, columns), and an empty panel.
+    """
+    columns = min(len(changes), 4)
+    rows = -(-len(changes) // columns)
+    figure = Figure(figsize=(2.3 * columns + 0.8, 2.3 * rows + 0.5), layout="constrained")
+    limit = max(float(np.abs(change).max(initial=0)) for change in changes) or 1.0
+    panels = []
+    for place, change in enumerate(changes):
+        axes = figure.add_subplot(rows, columns, place + 1)
+        panels.append(axes)
+        axes.set(xticks=[], yticks=[], aspect="equal")
+        if not change.size:
+            axes.set_title(f"layer {place} (no head)", fontsize=8)
+            continue
+        axes.set_title(f"layer {place}" + (" (head removed here)" if place == head.site else ""), fontsize=8)
+        picture = axes.pcolormesh(change, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axes.invert_yaxis()
+    figure.colorbar(picture, ax=panels, shrink=0.7, label="G' - G")
+    figure.suptitle(f"Change of the Q gradients when head {head} goes (means over blocks of the head size)", fontsize=9)
+    return figure
+
+
+def _values(walks: Sequence[Walk], measure: Measure) -> tuple[Any, Any]:
+    """Heads removed, (points,), and the quality of each run there, (runs, points)."""
+    heads = np.array([gone for gone, _ in curve(walks[0], measure)])
+    return heads, np.array([[quality for _, quality in curve(walk, measure)] for walk in walks])
+
+
+def _legend(figure: Figure, axes: Axes, title: str) -> None:
+    """What the lines are: inside the axes, or beside them where that would hide the lines."""
+    lines, names = axes.get_legend_handles_labels()
+    if len(lines) < 8:
+        axes.legend(frameon=False, fontsize=8, title=title)
+    else:
+        figure.set_size_inches(10, max(4.8, 0.25 * len(lines)))
+        figure.legend(lines, names, loc="outside right center", frameon=False, fontsize=8, title=title)
+
+
+def _plot_axes(axes: Axes, comparison: Comparison) -> Axes:
+    axes.set(
+        xlabel="Heads removed",
+        ylabel=comparison.measure.name.replace("_", " ").capitalize(),
+        xlim=(0, comparison.heads),
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color=LIGHT)
+    return axes

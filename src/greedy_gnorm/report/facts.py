@@ -1,0 +1,208 @@
+"""What a report page says in words and tables."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from greedy_gnorm.comparison.analysis import Comparison, knee_heads, solutions_table, summary_table
+from greedy_gnorm.model.sizes import MEGABYTE
+from greedy_gnorm.pruning.run import units_at_start
+from greedy_gnorm.report.page import Page, PageRun
+from greedy_gnorm.settings import Settings
+from greedy_gnorm.units import Measure, SiteInfo, removed_by, unit_name
+
+Table = tuple[str, list[str], list[list[str]]]
+"""Title, header and cells."""
+
+
+def latencies(page: Page) -> Iterator[tuple[str, list[tuple[float, float]]]]:
+    """Each measurement with (milliseconds, quality) before and at the solution."""
+    for run in page.runs:
+        for row in run.latency:
+            before, after = (run.steps[place].quality[page.quality] for place in (0, run.solution or 0))
+            prefix = f"{run.label}: " if len(page.runs) > 1 else ""
+            yield f"{prefix}{_measurement(row)}", [(row["before_ms"], before), (row["after_ms"], after)]
+
+
+def _measurement(row: dict[str, Any]) -> str:
+    threads = f"{row['threads']} thread{'s' if row['threads'] != 1 else ''}"
+    return f"{row['runtime']}, batch {row['batch']}, {row['tokens']} tokens, {threads}"
+
+
+def top(page: Page) -> dict[str, Any]:
+    """The sentence at the top and the four figures, of the chosen step or, before the end, of the last."""
+    run = page.best
+    steps = run.steps
+    chosen = steps[-1 if run.solution is None else run.solution]
+    total = units_at_start(run.journal.header)
+    gone = len(removed_by(steps[: chosen.step + 1]))
+    before, after = (step.quality[page.quality] for step in (steps[0], chosen))
+    sizes = [step.bytes / MEGABYTE for step in (steps[0], chosen)]
+    speed = run.latency[0] if run.latency else None
+    return {
+        "run": run,
+        "removed": gone,
+        "total": total,
+        "share": f"{gone / total:.0%}",
+        "before": f"{before:.4f}",
+        "after": f"{after:.4f}",
+        "change": f"{after - before:+.4f}",
+        "sizes": [f"{size:.2f}" for size in sizes],
+        "smaller": f"{chosen.bytes / steps[0].bytes - 1:+.1%}",
+        "parameters": [f"{step.parameters:,}" for step in (steps[0], chosen)],
+        "speed": speed and {
+            "before": f"{speed['before_ms']:.1f}",
+            "after": f"{speed['after_ms']:.1f}",
+            "times": f"{speed['before_ms'] / speed['after_ms']:.2f}",
+            "how": _measurement(speed),
+        },
+        "reason": steps[-1].stop,
+        "steps": len(steps) - 1,
+        "seconds": sum(sum(step.seconds.values()) for each in page.runs for step in each.steps),
+        "method": run.journal.header["config"]["method"],
+    }  # fmt: skip
+
+
+def tables(page: Page) -> list[Table]:
+    """What was compared, or how fast a run's model is."""
+    if page.experiment is not None:
+        comparison = Comparison(page.header, page.curves)
+        return [
+            ("Quality by share of heads removed (mean ± deviation over runs; * the best)", *summary_table(comparison)),
+            (
+                "At the knee of the curve (sizes as float32; mean ± deviation over runs; * the best)",
+                *solutions_table(comparison),
+            ),
+        ]
+    if len(page.runs) > 1:
+        names = ["run", "heads", "removed", f"{page.quality} before", "after", "MB before", "after", "knee at", "ended"]
+        return [("The runs", names, [_run_row(run, page.measure) for run in page.runs])]
+    rows = [
+        [
+            _measurement(row),
+            *(f"{row[side]:.2f}" for side in ("before_ms", "after_ms")),
+            f"{row['before_ms'] / row['after_ms']:.2f}",
+        ]
+        for row in page.runs[0].latency
+    ]
+    return (
+        [("Measured speed, milliseconds a batch", ["measured with", "before", "after", "times faster"], rows)]
+        if rows
+        else []
+    )
+
+
+def _run_row(run: PageRun, measure: Measure) -> list[str]:
+    chosen = run.steps[-1 if run.solution is None else run.solution]
+    sides = (run.steps[0], chosen)
+    return [
+        run.label,
+        str(units_at_start(run.journal.header)),
+        str(len(removed_by(run.steps[: chosen.step + 1]))),
+        *(f"{measure.of(step):.4f}" for step in sides),
+        *(f"{step.bytes / MEGABYTE:.2f}" for step in sides),
+        str(knee_heads(run.steps, measure)),
+        run.steps[-1].stop or "unfinished",
+    ]
+
+
+def step_table(run: PageRun) -> Table:
+    """Every step, with all that was measured."""
+    cells, gone = [], 0
+    sites = [SiteInfo(**site) for site in run.journal.header["model"]["sites"]]
+    for step in run.steps:
+        gone += len(step.removed)
+        cells.append(
+            [
+                str(step.step),
+                str(gone),
+                ", ".join(unit_name(sites, unit) for unit in step.removed) or "-",
+                *(f"{value:.4f}" for value in step.quality.values()),
+                f"{step.parameters:,}",
+                f"{step.bytes / MEGABYTE:.2f}",
+                f"{sum(step.seconds.values()):.2f}",
+            ]
+        )
+    names = ["step", "heads gone", "removed", *run.steps[0].quality, "parameters", "MB", "seconds"]
+    return f"{len(run.steps) - 1} steps as a table", names, cells
+
+
+def made(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
+    """How it was made, in groups of names and values."""
+    header = page.header
+    model, config = header["model"], header["config"]
+    groups = [
+        (
+            "Model",
+            [
+                ("name", model["name"]),
+                ("type", model["type"]),
+                ("attention", _attention(model["sites"])),
+                ("parameters", f"{model['parameters']:,}"),
+                ("fingerprint of the weights", model["weights"]),
+            ],
+        )
+    ]
+    for part, rows in page.runs[0].journal.header["data"].items():
+        told = [("source", rows["source"]), ("rows", f"{rows['rows']:,} in {rows['batches']} batches")]
+        told += [("shortened", f"{rows['truncated']} rows")] if rows["truncated"] else []
+        groups.append((f"Rows for {part}", [*told, ("fingerprint", rows["fingerprint"])]))
+    settings = {name: value for name, value in config.items() if value is not None and value != []}
+    if page.experiment is not None:
+        settings = {**{name: header[name] for name in ("methods", "runs", "trajectories")}, **settings}
+        settings = {name: value for name, value in settings.items() if name not in ("method", "objective")}
+    groups.append(("Settings", [(name.replace("_", " "), _plain(value)) for name, value in settings.items()]))
+    how = [(name, header[name]) for name in ("processes", "threads", "started") if name in header]
+    groups.append(("Versions", [*header["versions"].items(), *how]))
+    return groups
+
+
+def _attention(sites: list[dict[str, Any]]) -> str:
+    """`12 layers of 12 heads`; the smallest and the largest number where layers differ."""
+    counts, shared = sorted({site["units"] for site in sites}), max(site["applications"] for site in sites)
+    heads = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    layers = f"{len(sites)} layer{'s' if len(sites) > 1 else ''} of {heads} heads"
+    return layers + (f", each applied {shared} times" if shared > 1 else "")
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def command(page: Page) -> str | None:
+    """The command that makes it again; None for runs on objects in memory, and for several at once."""
+    header = page.header
+    data = page.runs[0].journal.header["data"]
+    if header["model"].get("in_memory") or any(part.get("in_memory") for part in data.values()):
+        return None
+    if page.experiment is None and len(page.runs) > 1:
+        return None
+    scoring, evaluation = (data[part]["source"] for part in ("scoring", "evaluation"))
+    words = ["gnorm", "prune" if page.experiment is None else "compare", header["model"]["name"], "--data", scoring]
+    if evaluation != scoring:
+        words += ["--eval-data", evaluation]
+    if page.experiment is not None:
+        words += ["--methods", ",".join(header["methods"])]
+        words += ["--runs", str(header["runs"]), "--trajectories", str(header["trajectories"])]
+        objectives = {run.journal.header["config"]["objective"] for run in page.runs}
+        words += _options(header["config"], {"method", "stop"} | ({"objective"} if len(objectives) > 1 else set()))
+    else:
+        words += _options(header["config"], set())
+    return shlex.join([*words, "--out", "AGAIN"])
+
+
+def _options(config: dict[str, Any], without: set[str]) -> Iterator[str]:
+    """The settings that are not the defaults, as on the command line."""
+    for setting in fields(Settings):
+        value, default = config.get(setting.name, setting.default), setting.default
+        if setting.name in without or value == (list(default) if isinstance(default, tuple) else default):
+            continue
+        option = f"--{setting.name.replace('_', '-')}"
+        if isinstance(value, bool):
+            yield option
+        else:
+            for each in value if isinstance(value, list) else [0 if value is None else value]:
+                yield from (option, str(each))

@@ -1,0 +1,111 @@
+"""Figures of a run (matplotlib), without any global state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from greedy_gnorm.pruning.curves import curve as curve_points
+from greedy_gnorm.units import Matrix, Measure, Scores, Step, Unit, as_matrix
+
+# Okabe and Ito's colours, told apart by colour-blind readers; with the line styles enough for every method
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+DARK, ACCENT, MUTED, LIGHT = "#1b3a57", "#c8553d", "#8d99a6", "#dfe6ec"
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write PNG and SVG of the same name."""
+    figure.savefig(path.with_suffix(".png"), dpi=150)
+    figure.savefig(path.with_suffix(".svg"))
+
+
+def curve(steps: Sequence[Step], solution: int, measure: Measure) -> Figure:
+    """Quality against heads removed, the unpruned level and the solution marked."""
+    figure, axes = _axes(7, 4.2)
+    heads, values = zip(*curve_points(steps, measure), strict=True)
+    axes.axhline(values[0], color=MUTED, linestyle="--", linewidth=1, label=f"unpruned ({values[0]:.3f})")
+    axes.plot(heads, values, color=DARK, linewidth=1.8)
+    axes.plot(
+        heads[solution], values[solution], "o", color=ACCENT, markersize=8,
+        label=f"solution: {heads[solution]:.0f} heads removed ({values[solution]:.3f})",
+    )  # fmt: skip
+    axes.set(xlabel="Heads removed", ylabel=measure.name.replace("_", " ").capitalize(), xlim=(0, max(heads[-1], 1)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(color=LIGHT)
+    axes.legend(frameon=False)
+    return figure
+
+
+def mask(removed: Sequence[Unit], model: Mapping[str, Any]) -> Figure:
+    """Which heads are left: light is removed, dark is kept; a module that several layers share has a band for each."""
+    kept = mask_cells(model, removed)
+    figure, axes = _matrix_axes(kept.shape)
+    draw_mask(axes, kept, linewidth=1)
+    axes.set_title(f"{int(np.nansum(kept))} of {int((~np.isnan(kept)).sum())} heads kept (dark)")
+    return figure
+
+
+def draw_mask(axes: Axes, kept: Matrix, linewidth: float) -> None:
+    """The cells of a mask, with numbered heads and layers."""
+    cells = np.ma.masked_invalid(kept)
+    axes.pcolormesh(cells, cmap=two_colours(), vmin=0, vmax=1, edgecolors="white", linewidth=linewidth)
+    label_matrix(axes, kept.shape)
+
+
+def mask_cells(model: Mapping[str, Any], removed: Sequence[Unit]) -> Matrix:
+    """1 for a head that is kept, 0 for one that is gone, NaN where a layer has fewer; `model` is the header's part."""
+    kept = [np.ones(site["units"]) for site in model["sites"]]
+    for unit in [*(Unit(*unit) for unit in model["removed"]), *removed]:
+        kept[unit.site][unit.index] = 0
+    return np.repeat(as_matrix(kept), [site["applications"] for site in model["sites"]], axis=0)
+
+
+def heat_map(scores: Scores, title: str) -> Figure:
+    """Scores by layer and head, on a logarithmic scale where the score is a product; removed heads are left white."""
+    values = as_matrix(scores.keys) if scores.logs is None else as_matrix(scores.keys) / np.log(10)
+    figure, axes = _matrix_axes(values.shape, legend=True)
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    picture = axes.pcolormesh(
+        np.ma.masked_invalid(values), cmap="cividis", vmin=low, vmax=high, edgecolors="white", linewidth=1
+    )
+    figure.colorbar(picture, ax=axes, label="score" if scores.logs is None else "log10 of the score")
+    label_matrix(axes, values.shape)
+    axes.set_title(title)
+    return figure
+
+
+def _axes(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _matrix_axes(shape: tuple[int, ...], *, legend: bool = False) -> tuple[Figure, Axes]:
+    rows, columns = shape
+    return _axes(1.6 + 0.36 * max(columns, 6) + (1.2 if legend else 0), 1.8 + 0.36 * max(rows, 2))
+
+
+def label_matrix(axes: Axes, shape: tuple[int, ...]) -> None:
+    """Heads across, layers down, numbered as in the model."""
+    axes.set(xlabel="Head", ylabel="Layer")
+    for axis, count in ((axes.xaxis, shape[1]), (axes.yaxis, shape[0])):
+        stride = max(1, count // 12)
+        axis.set_ticks(np.arange(0, count, stride) + 0.5, labels=[str(n) for n in range(0, count, stride)])
+        axis.set_tick_params(length=0)
+    axes.invert_yaxis()
+    axes.set_aspect("equal")
+    axes.spines[:].set_visible(False)
+
+
+def two_colours() -> Any:
+    """Light for gone, dark for kept."""
+    return ListedColormap([LIGHT, DARK])

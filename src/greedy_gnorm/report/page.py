@@ -1,0 +1,126 @@
+"""What a report page is about: a run, a comparison, or several runs; from the journals alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from greedy_gnorm.comparison.analysis import EXPERIMENT_FILE, read_experiment, read_parts
+from greedy_gnorm.errors import RunFolderError
+from greedy_gnorm.pruning.curves import curve, knee_of, mean_over_curve
+from greedy_gnorm.pruning.methods import GREEDY
+from greedy_gnorm.pruning.run import measure_of
+from greedy_gnorm.records.journal import RUN_FILE, Journal
+from greedy_gnorm.units import Measure, Step
+
+
+@dataclass(frozen=True)
+class PageRun:
+    """A run on the page: what it is called, the line it belongs to, its record."""
+
+    label: str
+    line: str
+    journal: Journal
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.journal.steps
+
+    @property
+    def finished(self) -> bool:
+        return self.steps[-1].stop is not None
+
+    @property
+    def solution(self) -> int | None:
+        """The chosen step: the run's own, or the knee of a finished walk that chose none; None before the end."""
+        if "result" in self.journal.header:
+            return int(self.journal.header["result"]["solution"])
+        return knee_of(self.steps, measure_of(self.journal.header)) if self.finished else None
+
+    @property
+    def latency(self) -> list[dict[str, Any]]:
+        """Measured before and after, where the run has it."""
+        return list(self.journal.header.get("result", {}).get("latency", []))
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is on one page: a run, a comparison (with its header), or several runs."""
+
+    runs: list[PageRun]
+    experiment: dict[str, Any] | None = None
+
+    @property
+    def curves(self) -> dict[str, list[list[Step]]]:
+        curves: dict[str, list[list[Step]]] = {}
+        for run in self.runs:
+            curves.setdefault(run.line, []).append(run.steps)
+        return curves
+
+    @property
+    def header(self) -> dict[str, Any]:
+        return self.experiment or self.runs[0].journal.header
+
+    @property
+    def measure(self) -> Measure:
+        return measure_of(self.header)
+
+    @property
+    def quality(self) -> str:
+        return self.measure.name
+
+    @property
+    def best(self) -> PageRun:
+        """The run that the top of the page speaks of: Greedy-Gnorm's, else the one with the best curve."""
+        first = {run.line: run for run in reversed(self.runs)}
+        if len(first) == 1 or GREEDY in first:
+            return first.get(GREEDY, self.runs[0])
+        return max(first.values(), key=self._height)
+
+    def _height(self, run: PageRun) -> float:
+        """How good a run's curve is on the whole."""
+        if not run.steps[1:]:
+            return -np.inf
+        return self.measure.worth(mean_over_curve(curve(run.steps, self.measure)))
+
+
+def read_page(folders: Sequence[Path]) -> Page:
+    """What the folders hold."""
+    if len(folders) == 1 and (folders[0] / EXPERIMENT_FILE).exists():
+        parts = read_parts(folders[0])
+        header = read_experiment(folders[0])
+        runs = [
+            PageRun(f"{method}, run {place + 1}" if len(journals) > 1 else method, method, journal)
+            for method, journals in parts.items()
+            for place, journal in enumerate(journals)
+        ]
+        return Page(runs, header)
+    journals = [_run(folder) for folder in folders]
+    measures = sorted({str(journal.header["quality"]) for journal in journals})
+    if len(measures) > 1:
+        raise RunFolderError(f"These runs can't be on one page: some measure {measures[0]}, others {measures[1]}.")
+    names = _labels(journals)
+    return Page([PageRun(name, name, journal) for name, journal in zip(names, journals, strict=True)])
+
+
+def _run(folder: Path) -> Journal:
+    if (folder / EXPERIMENT_FILE).exists():
+        raise RunFolderError(f"{folder} holds a comparison, which has a page of its own: name it alone.")
+    if not (folder / RUN_FILE).exists():
+        raise RunFolderError(f"{folder} holds no run and no comparison (no {RUN_FILE}, no {EXPERIMENT_FILE}).")
+    journal = Journal.read(folder)
+    if not journal.steps:
+        raise RunFolderError(f"The run in {folder} has no step yet.")
+    return journal
+
+
+def _labels(journals: Sequence[Journal]) -> list[str]:
+    """The methods where they tell the runs apart, else with their folders."""
+    methods = [str(journal.header["config"]["method"]) for journal in journals]
+    if len(set(methods)) == len(methods):
+        return methods
+    return [f"{method} ({journal.folder})" for method, journal in zip(methods, journals, strict=True)]

@@ -1,0 +1,273 @@
+"use strict";
+(() => {
+  const content = JSON.parse(document.getElementById("content").textContent);
+  const at = (id) => document.getElementById(id);
+  const say = (id, text) => { at(id).textContent = text; };
+  const charts = content.charts;
+  const config = { responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtons: [["toImage"]] };
+  const followers = ["mask", "scores", "curve", "parameters"];
+  const MEGABYTE = 1048576;
+  let walk = null, step = 0, cell = null, timer = null;
+
+  // Colours of the page in the charts
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  function themed(chart) {
+    const [ink, soft, grid, card] = ["ink", "soft", "grid", "card"].map(colour);
+    const font = getComputedStyle(document.body).fontFamily;
+    const axis = { gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickfont: { color: soft }, automargin: true };
+    Object.assign(chart.layout, {
+      font: { color: ink, family: font, size: 13 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      xaxis: { ...chart.layout.xaxis, ...axis }, yaxis: { ...chart.layout.yaxis, ...axis },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: ink },
+      hoverlabel: { bgcolor: card, bordercolor: soft, font: { color: ink, family: font } },
+    });
+    for (const trace of chart.data) {
+      if (trace.line?.color === "#000000" || trace.inked) { trace.line.color = ink; trace.inked = true; }
+      if (trace.type === "heatmap" && !trace.colorbar) trace.colorscale = [[0, colour("removed")], [1, colour("kept")]];
+      if (trace.colorbar) trace.colorbar.tickfont = { color: soft };
+    }
+    return chart;
+  }
+  // Those behind the first screen are drawn one by one, so that the page answers meanwhile
+  function drawInTurn(ids) {
+    if (!ids.length) return void (document.body.dataset.drawn = "yes");
+    draw(ids[0]);
+    setTimeout(drawInTurn, 0, ids.slice(1));
+  }
+  function draw(id) {
+    at(id).style.height = `${charts[id].layout.height}px`; // the page keeps its shape while a chart is being drawn
+    return Plotly.react(at(id), charts[id].data, charts[id].layout, config);
+  }
+  function paint() {
+    Object.values(charts).forEach(themed);
+    Object.keys(charts).forEach(draw);
+  }
+
+  // One run
+
+  function unpacked(packed) {
+    const bytes = Uint8Array.from(atob(packed), (sign) => sign.charCodeAt(0));
+    return new Float32Array(bytes.buffer);
+  }
+  function open(index) {
+    const data = content.walks[index];
+    const sites = data.sites.length, heads = Math.max(...data.sites.map((site) => site.units));
+    const starts = data.sites.reduce((list, site) => [...list, list.at(-1) + site.units], [0]);
+    const went = new Map(data.removed.flatMap((gone, number) => gone.map((head) => [head, number])));
+    const gone = data.removed.map(((sum) => (each) => (sum += each.length))(0));
+    const edges = data.sites.reduce((list, site) => [...list, list.at(-1) + site.applications], [0]);
+    const scores = data.scores && { ...data.scores, values: unpacked(data.scores.values) };
+    walk = { ...data, index, count: sites, heads, starts, went, gone, edges, scores, last: data.removed.length - 1, before: new Set(data.gone) };
+    cell = null;
+    at("step").max = walk.last;
+    at("marks").replaceChildren(...[walk.knee, walk.solution].filter((mark) => mark !== null).map((mark) => new Option(mark, mark)));
+    at("to-solution").disabled = walk.solution === null;
+    if (at("walk")) at("walk").value = index;
+    const tied = Math.max(...data.sites.map((site) => site.applications));
+    say("tied", tied > 1 ? `Each block is one head that ${tied} layers share (tied weights): it goes from all of them at once.` : "");
+    shape();
+    lines();
+  }
+  // Units are numbered through all sites, which may have different numbers of them
+  const siteOf = (head) => walk.starts.findIndex((start) => start > head) - 1;
+  const indexOf = (head) => head - walk.starts[siteOf(head)];
+  const middle = (site) => (walk.edges[site] + walk.edges[site + 1]) / 2;
+  function shape() {
+    const rows = walk.edges.at(-1);
+    const height = Math.round(Math.min(40, Math.max(14, 400 / rows)) * rows) + 62;
+    const every = (count) => Array.from({ length: count }, (_, number) => number);
+    const stride = (count) => Math.ceil(count / 24);
+    const tied = walk.sites.some((site) => site.applications > 1);
+    const names = walk.sites.map((site) => (tied ? `${site.layer} (×${site.applications})` : `${site.layer}`));
+    for (const id of ["mask", "scores"]) {
+      const { data, layout } = charts[id];
+      Object.assign(data[0], { x: every(walk.heads), y: walk.edges });
+      layout.height = height;
+      layout.margin = { l: 56, r: 10, t: 8, b: 46 };
+      Object.assign(layout.xaxis, {
+        tickvals: every(walk.heads).filter((head) => head % stride(walk.heads) === 0), range: [-0.5, walk.heads - 0.5],
+        showgrid: false, zeroline: false, ticks: "", title: { text: "Head" },
+      });
+      Object.assign(layout.yaxis, {
+        tickvals: every(walk.count).map(middle), ticktext: names, range: [rows, 0], autorange: false,
+        showgrid: false, zeroline: false, ticks: "", title: { text: tied ? "Layer (× times it is applied)" : "Layer" },
+      });
+    }
+  }
+  function lines() {
+    for (const [id, across] of [["curve", walk.gone], ["parameters", walk.parameters]]) {
+      const traces = charts[id].data;
+      const point = (trace, number) => {
+        trace.x = number === null ? [] : [across[number]];
+        trace.y = number === null ? [] : [walk.quality[number]];
+        trace.hovertemplate = `${trace.name}: %{y:.4f} at %{x:,}<extra></extra>`;
+      };
+      Object.assign(traces[0], { x: [across[0], across[walk.last]], y: [walk.quality[0], walk.quality[0]] });
+      Object.assign(traces[1], { x: across, y: walk.quality });
+      point(traces[2], walk.knee);
+      point(traces[3], walk.solution);
+    }
+  }
+
+  // One step
+
+  function score(head, number) {
+    if (!walk.scores || walk.before.has(head) || (walk.went.get(head) ?? Infinity) < number) return null;
+    return walk.scores.values[walk.scores.places[Math.max(number, Math.min(1, walk.last))] * walk.starts.at(-1) + head];
+  }
+  function written(value) {
+    if (!walk.scores.logs) return Number(value.toPrecision(4)).toString();
+    return Math.abs(value) < 300 ? (10 ** value).toPrecision(4) : `10^${value.toFixed(1)}`;
+  }
+  function story(head) {
+    const layers = walk.sites[siteOf(head)].applications;
+    const went = walk.went.get(head), value = score(head, step);
+    const parts = [`${walk.names[head]}${layers > 1 ? `, shared by ${layers} layers` : ""}`];
+    if (value !== null && !Number.isNaN(value)) parts.push(`score ${written(value)}`);
+    if (walk.before.has(head)) parts.push("gone before this run");
+    else if (went === undefined) parts.push("never removed");
+    else parts.push(went <= step ? `removed at step ${went}` : `goes at step ${went}`);
+    return parts.join(" · ");
+  }
+  const matrix = (value) => walk.sites.map((site, place) =>
+    Array.from({ length: walk.heads }, (_, index) => (index < site.units ? value(walk.starts[place] + index) : null)));
+  const places = (heads) => ({ x: heads.map(indexOf), y: heads.map((head) => middle(siteOf(head))) });
+
+  function show(number) {
+    fill(number);
+    followers.forEach(draw);
+    tell();
+  }
+  function fill(number) {
+    step = Math.min(Math.max(number, 0), walk.last);
+    const removed = walk.removed[step], text = matrix(story);
+    const isGone = (head) => walk.before.has(head) || (walk.went.get(head) ?? Infinity) <= step;
+    Object.assign(charts.mask.data[0], { z: matrix((head) => (isGone(head) ? 0 : 1)), text });
+    Object.assign(charts.mask.data[1], places(removed));
+    Object.assign(charts.mask.data[2], places(cell === null ? [] : [cell]));
+    const values = matrix((head) => { const value = score(head, step); return Number.isFinite(value) ? value : null; });
+    Object.assign(charts.scores.data[0], { z: walk.scores ? values : [], text });
+    if (walk.scores) Object.assign(charts.scores.data[0], { zmin: walk.scores.range[0], zmax: walk.scores.range[1] });
+    Object.assign(charts.scores.data[1], places(walk.scores ? removed : []));
+    for (const [id, across] of [["curve", walk.gone], ["parameters", walk.parameters]]) {
+      Object.assign(charts[id].data[4], { x: [across[step]], y: [walk.quality[step]], hoverinfo: "skip" });
+    }
+  }
+  function tell() {
+    const removed = walk.removed[step];
+    const marks = [step === walk.knee && "the knee", step === walk.solution && "the solution"].filter(Boolean);
+    at("step").value = step;
+    at("step").setAttribute("aria-valuetext", `step ${step} of ${walk.last}, ${walk.gone[step]} heads gone`);
+    say("now-step", `${step} of ${walk.last}${marks.length ? ` (${marks.join(", ")})` : ""}`);
+    say("now-heads", walk.gone[step]);
+    say("now-quality", walk.quality[step].toFixed(4));
+    say("now-parameters", walk.parameters[step].toLocaleString("en"));
+    say("now-size", (walk.parameters[step] * walk.bytes / MEGABYTE).toFixed(2));
+    say("now-removed", removed.map((head) => walk.names[head]).join(", ") || "nothing");
+    say("take-step", step);
+    say("take", `gnorm prune --from-run ${walk.folder} --at-step ${step} --out ${walk.out}${step}`);
+    say("scores-caption", !walk.scored ? "This run has no scores yet."
+      : !walk.scores ? "The scores of this run would make the page too large; they are in its journal."
+      : `${step ? "The scores that this step chose by" : "The scores of the unpruned model"}${walk.scores.logs ? ", as powers of ten" : ""}.`);
+    if (cell !== null) say("cell", story(cell));
+    history.replaceState(null, "", `#step=${step}${content.walks.length > 1 ? `&run=${walk.index}` : ""}`);
+    document.body.dataset.step = step;
+  }
+
+  // Slider, buttons, keys
+
+  function pause() {
+    clearInterval(timer);
+    timer = null;
+    say("play", "Play");
+    at("play").setAttribute("aria-pressed", "false");
+  }
+  function play() {
+    if (timer !== null) return pause();
+    if (step === walk.last) show(0);
+    say("play", "Pause");
+    at("play").setAttribute("aria-pressed", "true");
+    timer = setInterval(() => (step < walk.last ? show(step + 1) : pause()), Math.min(600, Math.max(80, 12000 / walk.last)));
+  }
+  const go = (number) => { pause(); show(number); };
+  at("play").onclick = play;
+  at("back").onclick = () => go(step - 1);
+  at("on").onclick = () => go(step + 1);
+  at("to-knee").onclick = () => go(walk.knee);
+  at("to-solution").onclick = () => go(walk.solution);
+  at("step").oninput = () => go(Number(at("step").value));
+  const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+  at("mask").onkeydown = (event) => {
+    const move = moves[event.key];
+    if (!move) return;
+    event.preventDefault();
+    const [down, across] = cell === null ? [0, 0] : [siteOf(cell) + move[0], indexOf(cell) + move[1]];
+    const site = Math.min(Math.max(down, 0), walk.count - 1);
+    cell = walk.starts[site] + Math.min(Math.max(across, 0), walk.sites[site].units - 1);
+    show(step);
+  };
+  document.addEventListener("keydown", (event) => {
+    const target = { ArrowLeft: step - 1, ArrowRight: step + 1, Home: 0, End: walk.last }[event.key];
+    const taken = event.target.closest("input, select, #mask, .scroll, code");
+    if (target === undefined || taken || event.altKey || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    go(target);
+  });
+  if (at("walk")) at("walk").onchange = () => { pause(); open(Number(at("walk").value)); show(walk.solution ?? walk.last); };
+
+  // Methods on and off, in every chart at once
+
+  for (const box of document.querySelectorAll(".methods input")) {
+    box.onchange = () => {
+      for (const id of ["comparison", "comparison-parameters", "drift"]) {
+        if (!charts[id]) continue;
+        for (const trace of charts[id].data) if (trace.meta === box.value) trace.visible = box.checked;
+        draw(id);
+      }
+    };
+  }
+
+  // Tables, copying, printing
+
+  const number = (text) => Number.parseFloat(text.replaceAll(",", ""));
+  for (const table of document.querySelectorAll("table.sortable")) {
+    table.querySelectorAll("thead th").forEach((head, column) => {
+      head.querySelector("button").onclick = () => {
+        const up = head.getAttribute("aria-sort") === "descending" || (column === 0 && !head.hasAttribute("aria-sort"));
+        const key = (row) => row.cells[column].textContent;
+        const order = (a, b) => (Number.isNaN(number(key(a))) || Number.isNaN(number(key(b)))
+          ? key(a).localeCompare(key(b), "en", { numeric: true }) : number(key(a)) - number(key(b)));
+        const rows = [...table.tBodies[0].rows].sort((a, b) => (up ? order(a, b) : order(b, a)));
+        table.tBodies[0].append(...rows);
+        table.querySelectorAll("thead th").forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", up ? "ascending" : "descending");
+      };
+    });
+  }
+  for (const button of document.querySelectorAll(".copy")) {
+    button.onclick = () => {
+      getSelection().selectAllChildren(at(button.dataset.of));
+      button.textContent = document.execCommand("copy") ? "Copied" : "Press Ctrl-C";
+    };
+  }
+  for (const [event, printing] of [["beforeprint", true], ["afterprint", false]]) {
+    addEventListener(event, () => {
+      document.documentElement.classList.toggle("printing", printing);
+      paint();
+    });
+  }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
+
+  const asked = new URLSearchParams(location.hash.slice(1));
+  const first = Number(asked.get("run") ?? content.first);
+  open(content.walks[first] ? first : content.first);
+  fill(asked.has("step") ? Number(asked.get("step")) || 0 : walk.solution ?? walk.last);
+  Object.values(charts).forEach(themed);
+  followers.forEach(draw);
+  tell();
+  at("mask").on("plotly_hover", ({ points: [point] }) => say("cell", point.text));
+  at("scores").on("plotly_hover", ({ points: [point] }) => say("cell", point.text));
+  document.body.dataset.ready = performance.now();
+  setTimeout(drawInTurn, 0, Object.keys(charts).filter((id) => !followers.includes(id)));
+})();

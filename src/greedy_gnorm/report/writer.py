@@ -1,0 +1,208 @@
+"""One self-contained HTML page of a run, a comparison or several runs, from the journals alone."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shlex
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from greedy_gnorm.errors import RunFolderError
+from greedy_gnorm.pruning.curves import knee_of
+from greedy_gnorm.records.files import write_text, writing_to
+from greedy_gnorm.report import charts, facts
+from greedy_gnorm.report.page import Page, read_page
+from greedy_gnorm.units import SiteInfo, Step, Unit, unit_name
+
+NAME = "report.html"
+SCORE_BYTES = 2_000_000  # of score matrices in a page: 8 MB less plotly's 5 and room for the rest
+SECONDS_BETWEEN = 2.0
+
+
+def write_report(folders: Sequence[str | Path], out: str | Path | None = None, *, live: bool = False) -> Path:
+    """Write the page of a run, a comparison, or several runs; a live one loads itself again.
+
+    Without `out` it is report.html in the folder, or in the folder that holds all of several.
+    """
+    paths = [Path(folder) for folder in folders]
+    page = read_page(paths)
+    home = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.resolve() for path in paths]))
+    path = Path(out) if out is not None else home / NAME
+    content = render(page, live=live)
+    with writing_to(path):
+        write_text(path, content)
+    return path
+
+
+class LiveReport:
+    """Writes a run's page again as its steps come, but not so often that it costs the run much time."""
+
+    def __init__(self, folder: Path, *, on: bool = True) -> None:
+        self.folder = folder
+        self.on = on
+        self.next = 0.0
+
+    def __enter__(self) -> LiveReport:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.next and error[0] is not None:  # a run that ends well writes its page itself
+            self._write(live=False)
+
+    def __call__(self, *_: Any) -> None:
+        start = time.monotonic()
+        if self.on and start >= self.next:
+            self._write(live=True)
+            took = time.monotonic() - start
+            self.next = start + max(SECONDS_BETWEEN, 10 * took)
+
+    def _write(self, *, live: bool) -> None:
+        try:
+            write_report([self.folder], live=live)
+        except RunFolderError as error:  # the page is not worth the run
+            warnings.warn(str(error), stacklevel=2)
+
+
+def render(page: Page, *, live: bool = False) -> str:
+    """The page as text."""
+    header, several = page.header, len(page.runs) > 1
+    shown = charts.explorer(page.quality)
+    if several:
+        shown["comparison"] = charts.against_heads(page.curves, page.measure)
+        shown["comparison-parameters"] = charts.against_parameters(page.curves, page.measure)
+        shown["time"] = charts.time_by_method(page.curves)
+    else:
+        shown["time"] = charts.time_by_step(page.runs[0].steps)
+    if stale := charts.drift(page.curves):
+        shown["drift"] = stale
+    if measured := dict(facts.latencies(page)):
+        shown["latency"] = charts.against_latency(measured, page.quality)
+    content = {
+        "charts": shown,
+        "walks": list(_walks(page)),
+        "first": page.runs.index(page.best),
+        "quality": page.quality,
+    }
+    template = _environment().get_template("report.html.j2")
+    return template.render(
+        page=page,
+        several=several,
+        live=live,
+        shown=shown,
+        name=_short(header["model"]["name"]),
+        top=facts.top(page),
+        tables=facts.tables(page),
+        steps=None if several else facts.step_table(page.runs[0]),
+        line_styles=charts.line_styles(list(page.curves)),
+        made=facts.made(page),
+        command=facts.command(page),
+        content=embedded(content),
+        style=_file("report.css"),
+        script=_file("report.js"),
+        plotly=_plotly(),
+    )
+
+
+def embedded(content: Any) -> Markup:
+    """JSON that can stand in a script element: no text in it can end the element or open a comment."""
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("greedy_gnorm.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["words"] = lambda name: str(name).replace("_", " ")
+    return environment
+
+
+@cache
+def _file(name: str) -> Markup:
+    return Markup((resources.files("greedy_gnorm.report") / "templates" / name).read_text(encoding="utf-8"))
+
+
+@cache
+def _plotly() -> Markup:
+    return Markup(get_plotlyjs())
+
+
+def _short(name: str) -> str:
+    """A folder by its last two parts, a name on the hub as it is."""
+    return str(Path(*Path(name).parts[-2:]))
+
+
+def _walks(page: Page) -> Iterator[dict[str, Any]]:
+    """Every run as the script reads it; matrices of scores as long as they fit, the first run of each line first."""
+    firsts = {run.line: run for run in reversed(page.runs)}
+    packed, room = {}, SCORE_BYTES
+    for run in sorted(page.runs, key=lambda run: run is not firsts[run.line]):
+        scores = _scores(run.steps)
+        if scores and len(scores["values"]) <= room:
+            packed[id(run)] = scores
+            room -= len(scores["values"])
+    for run in page.runs:
+        model = run.journal.header["model"]
+        sites = [SiteInfo(**site) for site in model["sites"]]
+        starts = np.cumsum([0, *(site.units for site in sites)]).tolist()
+        yield {
+            "label": run.label,
+            "sites": [{"layer": site.layer, "units": site.units, "applications": site.applications} for site in sites],
+            "names": [unit_name(sites, Unit(place, n)) for place, site in enumerate(sites) for n in range(site.units)],
+            "gone": [starts[site] + index for site, index in model["removed"]],
+            "removed": [[starts[unit.site] + unit.index for unit in step.removed] for step in run.steps],
+            "quality": [round(page.measure.of(step), 6) for step in run.steps],
+            "parameters": [step.parameters for step in run.steps],
+            "bytes": run.steps[0].bytes / run.steps[0].parameters,
+            "knee": knee_of(run.steps, page.measure),
+            "solution": run.solution,
+            "scores": packed.get(id(run)),
+            "scored": any(step.scores is not None for step in run.steps),
+            "folder": shlex.quote(str(run.journal.folder)),
+            "out": shlex.quote(f"{run.journal.folder}-step-"),
+        }
+
+
+def _scores(steps: Sequence[Step]) -> dict[str, Any] | None:
+    """The different matrices as float32, and which of them each step chose by; logarithms to base 10 where kept."""
+    matrices: list[Any] = []
+    places: list[int] = []
+    logs = False
+    for step in steps:
+        if step.scores is not None:
+            logs = step.scores.logs is not None
+            keys = np.concatenate(list(step.scores.keys)) / (np.log(10) if logs else 1.0)
+            there = ~np.isnan(keys)
+            if not matrices or not np.array_equal(matrices[-1][there], keys[there]):
+                matrices.append(keys)
+        places.append(len(matrices) - 1)
+    if not matrices:
+        return None
+    values = np.array(matrices, dtype="<f4")
+    finite = values[np.isfinite(values)]
+    low, high = np.percentile(finite, [1, 99]).tolist() if finite.size else (0.0, 1.0)
+    return {
+        "values": base64.b64encode(values.tobytes()).decode(),
+        "places": [max(place, 0) for place in places],
+        "logs": logs,
+        "range": [low, high if high > low else low + 1],
+    }

@@ -1,0 +1,124 @@
+"""Objectives: one differentiable number per row, whose gradients are what the scores look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from greedy_gnorm.data.batches import Batch, Batches
+from greedy_gnorm.errors import DataError, UnsupportedModel
+from greedy_gnorm.model.modes import evaluating
+from greedy_gnorm.registry import Registry
+from greedy_gnorm.tasks.task import task_of
+
+ObjectiveFunction = Callable[[nn.Module, Batch], Tensor]
+
+LOGITS, ANYTHING = "logits", "anything"
+"""What an objective reads: the logits of one call of the model, or anything of any number of calls."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A named function (model, batch) -> (B,), what it reads of the model, and whether it needs labels.
+
+    Passes leave out what an objective that reads `logits` can't see. One that looks at anything else (hidden states,
+    attention maps, a second call of the model) must say `anything`.
+    """
+
+    name: str
+    about: str
+    needs_labels: bool
+    needs_reference: bool
+    reads: str
+    function: ObjectiveFunction
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        if self.needs_labels and batch.labels is None:
+            raise DataError(f"The objective {self.name!r} needs labels, and these rows have none.")
+        if self.needs_reference and batch.reference is None:
+            raise DataError(f"The objective {self.name!r} needs the unpruned model's own logits beside the rows.")
+        return self.function(model, batch)
+
+
+OBJECTIVES: Registry[Objective] = Registry("objective")
+
+
+def objective(
+    name: str, *, about: str, reads: str = ANYTHING, needs_labels: bool = False, needs_reference: bool = False
+) -> Callable[[ObjectiveFunction], ObjectiveFunction]:
+    """Register a function as an objective."""
+    if reads not in (LOGITS, ANYTHING):
+        raise ValueError(f"an objective reads {LOGITS!r} or {ANYTHING!r}, not {reads!r}")
+
+    def register(function: ObjectiveFunction) -> ObjectiveFunction:
+        OBJECTIVES.add(name, Objective(name, about, needs_labels, needs_reference, reads, function))
+        return function
+
+    return register
+
+
+@objective("logit-norm", about="the l2 norm of the logits (the paper's choice)", reads=LOGITS)
+def logit_norm(model: nn.Module, batch: Batch) -> Tensor:
+    task = task_of(model)
+    return task.row_norms(task.outputs(model, batch))
+
+
+@objective("loss", about="the task's loss", reads=LOGITS, needs_labels=True)
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    assert batch.labels is not None
+    task = task_of(model)
+    outputs = task.outputs(model, batch)
+    return task.row_losses(outputs, batch.labels.to(outputs.device))
+
+
+@objective("gold-probability", about="the probability of the right class", reads=LOGITS, needs_labels=True)
+def gold_probability(model: nn.Module, batch: Batch) -> Tensor:
+    logits, labels = _classes(model, batch)
+    return logits.softmax(-1).gather(1, labels[:, None])[:, 0]
+
+
+@objective("margin", about="the right class's logit less the best other", reads=LOGITS, needs_labels=True)
+def margin(model: nn.Module, batch: Batch) -> Tensor:
+    logits, labels = _classes(model, batch)
+    right = logits.gather(1, labels[:, None])[:, 0]
+    others = logits.scatter(1, labels[:, None], -torch.inf)
+    return right - others.amax(-1)
+
+
+def _classes(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits and class numbers, for objectives that make sense with one right class only."""
+    logits = _class_logits(model, batch)
+    assert batch.labels is not None
+    return logits, batch.labels.to(logits.device)
+
+
+def _class_logits(model: nn.Module, batch: Batch) -> Tensor:
+    task = task_of(model)
+    if not task.one_class:
+        raise UnsupportedModel(f"This objective needs one right class a row; the model's problem is {task.name}.")
+    return task.outputs(model, batch)
+
+
+@objective(
+    "kl",
+    about="the distance to the unpruned model's output (no gradient until a head is gone)",
+    reads=LOGITS,
+    needs_reference=True,
+)
+def kl(model: nn.Module, batch: Batch) -> Tensor:
+    logits = _class_logits(model, batch)
+    assert batch.reference is not None
+    reference = batch.reference.to(logits).log_softmax(-1)
+    return functional.kl_div(logits.log_softmax(-1), reference, reduction="none", log_target=True).sum(-1)
+
+
+def with_reference(model: nn.Module, batches: Batches) -> Batches:
+    """The same batches with this model's outputs beside the rows."""
+    task = task_of(model)
+    with evaluating(model), torch.no_grad():
+        items = tuple(replace(batch, reference=task.outputs(model, batch)) for batch in batches)
+    return replace(batches, items=items)

@@ -1,0 +1,112 @@
+"""What a task is, and the registry of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from greedy_gnorm.data.batches import Batch
+from greedy_gnorm.data.columns import LabelColumn
+from greedy_gnorm.data.rows import Label
+from greedy_gnorm.errors import DataError, UnsupportedModel
+from greedy_gnorm.registry import Registry
+from greedy_gnorm.settings import Settings
+from greedy_gnorm.units import Matrix, Measure
+
+
+class Task(ABC):
+    """What a model predicts: how labels are read, the numbers of a row, the measures made from them.
+
+    `quality` names the measure that rules and curves follow, and `higher_is_better` its direction.
+    """
+
+    name: ClassVar[str]
+    quality: ClassVar[str]
+    higher_is_better: ClassVar[bool] = True
+    largest_quality: ClassVar[float | None] = None
+    one_class: ClassVar[bool] = False
+    """Whether a row has one right class."""
+    auto_class: ClassVar[str]
+    pipeline: ClassVar[str]
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    @property
+    def measure(self) -> Measure:
+        """What rules and curves follow."""
+        return Measure(self.quality, self.higher_is_better, self.largest_quality)
+
+    @classmethod
+    @abstractmethod
+    def fits(cls, model: nn.Module) -> bool:
+        """Whether this is what the model predicts."""
+
+    @abstractmethod
+    def map_labels(self, columns: Sequence[LabelColumn], settings: Settings) -> list[list[Label]]:
+        """The labels of all columns as the model counts them, by one mapping for all; a list for each column."""
+
+    def check_labels(self, labels: Sequence[Any]) -> None:
+        """Refuse labels on which quality can't be measured."""
+        if len(set(labels)) < 2:
+            raise DataError(
+                f"All {len(labels)} evaluation rows have the same label, so no quality can be measured "
+                f"({self.name}). Give rows of at least two."
+            )
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """What the model says of each row; the first dimension counts rows."""
+        logits: Any = getattr(model(**batch.inputs), "logits", None)
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else None
+        if not isinstance(logits, Tensor) or not self.has_right_shape(logits):
+            raise UnsupportedModel(
+                f"{type(model).__name__} gives logits of shape {shape}, which is not a {self.name}'s."
+            )
+        return logits
+
+    @abstractmethod
+    def has_right_shape(self, logits: Tensor) -> bool:
+        """Whether logits have the shape that the task's models give."""
+
+    @abstractmethod
+    def row_norms(self, outputs: Tensor) -> Tensor:
+        """The size of each row's output, (B,): the paper's objective."""
+
+    @abstractmethod
+    def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each row, (B,)."""
+
+    @abstractmethod
+    def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """What the measures need of each row, (B, S) in float64.
+
+        Rows of all batches and processes are put together in one (N, S) table, never their outputs.
+        """
+
+    @abstractmethod
+    def measures(self, statistics: Matrix) -> Mapping[str, float]:
+        """The measures of all rows, (N, S), by name; `quality` is among them."""
+
+
+TASKS: Registry[type[Task]] = Registry("task")
+
+
+def register_task(task: type[Task]) -> type[Task]:
+    """Register a class as a task under its name."""
+    return TASKS.add(task.name, task)
+
+
+def task_of(model: nn.Module) -> Task:
+    """The task of a model; UnsupportedModel where none fits."""
+    config: Any = model.config
+    for name in TASKS:
+        if TASKS[name].fits(model):
+            return TASKS[name](config)
+    problem = getattr(config, "problem_type", None)
+    raise UnsupportedModel(
+        f"The model's problem_type is {problem!r} with {getattr(config, 'num_labels', '?')} outputs; supported are: "
+        f"{', '.join(TASKS)}."
+    )

@@ -1,0 +1,267 @@
+"""The nouns of a run: which units there are, what they scored, what each step did. No torch in here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]
+
+ATTENTION, FFN = "attention", "ffn"
+UNIT_WORDS = {ATTENTION: "head", FFN: "neuron"}
+"""What a unit of each kind of site is called."""
+
+
+class Unit(NamedTuple):
+    """What can be removed: a head or a neuron of one site; `index` counts in the original, unpruned model."""
+
+    site: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+
+    def __str__(self) -> str:
+        return f"L{self.site}·H{self.index}"
+
+
+@dataclass(frozen=True)
+class SiteInfo:
+    """What a record says of a site: the module, its kind, its layer, its units, and how many layers share it."""
+
+    name: str
+    kind: str
+    layer: int
+    units: int
+    applications: int = 1
+
+
+def unit_name(sites: Sequence[SiteInfo], unit: Unit) -> str:
+    """`L3·H10` for head 10 of layer 3, `L3·N512` for a neuron; sites of one kind in one layer get a letter each."""
+    site = sites[unit.site]
+    alike = [place for place, each in enumerate(sites) if (each.layer, each.kind) == (site.layer, site.kind)]
+    letter = "" if len(alike) == 1 else chr(ord("a") + alike.index(unit.site))
+    return f"L{site.layer}{letter}·{UNIT_WORDS[site.kind][0].upper()}{unit.index}"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A score per unit: one vector for each site, NaN where a unit is gone. Sites may have different numbers of units.
+
+    `logs` orders the units where it is given: a product of small norms can underflow, its logarithm can't.
+    `parts` are the numbers that the score was made of, such as the norms of the Q, K and V gradients.
+    """
+
+    vectors: Sequence[Vector]
+    logs: Sequence[Vector] | None = None
+    parts: Mapping[str, Sequence[Vector]] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> Sequence[Vector]:
+        """What units are ordered by, a vector for each site."""
+        return self.vectors if self.logs is None else self.logs
+
+    def key(self, unit: Unit) -> float:
+        """What one unit is ordered by."""
+        return float(self.keys[unit.site][unit.index])
+
+    @property
+    def values(self) -> Matrix:
+        """The scores as a matrix, sites x units; NaN also where a site has fewer units than the largest."""
+        return as_matrix(self.vectors)
+
+    def units(self) -> list[Unit]:
+        """The units that have a score, by (site, index)."""
+        return [
+            Unit(site, int(index))
+            for site, vector in enumerate(self.vectors)
+            for index in np.flatnonzero(~np.isnan(vector))
+        ]
+
+    def order(self, *, highest_first: bool = False) -> list[Unit]:
+        """The scored units, first to be removed first; ties go by (site, index)."""
+        sign = -1.0 if highest_first else 1.0
+        return sorted(self.units(), key=lambda unit: (sign * self.key(unit), unit))
+
+    def without(self, units: Iterable[Unit]) -> Scores:
+        """The same scores with these units marked as gone."""
+        gone = list(units)
+
+        def marked(vectors: Sequence[Vector]) -> list[Vector]:
+            vectors = [vector.copy() for vector in vectors]
+            for unit in gone:
+                vectors[unit.site][unit.index] = np.nan
+            return vectors
+
+        logs = None if self.logs is None else marked(self.logs)
+        return Scores(marked(self.vectors), logs, {name: marked(part) for name, part in self.parts.items()})
+
+
+def as_matrix(vectors: Sequence[Vector]) -> Matrix:
+    """Vectors as the rows of one matrix, the shorter ones filled up with NaN."""
+    matrix = np.full((len(vectors), max(map(len, vectors))), np.nan)
+    for row, vector in zip(matrix, vectors, strict=True):
+        row[: len(vector)] = vector
+    return matrix
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The measure of quality that rules and curves follow, its direction, and its largest value if it has one."""
+
+    name: str
+    higher_is_better: bool = True
+    largest: float | None = None
+
+    def of(self, step: Step) -> float:
+        """Its value after a step."""
+        return step.quality[self.name]
+
+    def worth(self, value: float) -> float:
+        """The value with a sign such that more is better."""
+        return value if self.higher_is_better else -value
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model or one of its units costs: size, work for one row of a stated length, measured time; None: unknown."""
+
+    parameters: int
+    bytes: int | None = None
+    multiplications: int | None = None
+    milliseconds: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What is known."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Cost:
+        """The cost among the other entries of a journal's line."""
+        return cls(**{name: content[name] for name in cls.__dataclass_fields__ if name in content})
+
+
+@dataclass(frozen=True)
+class Step:
+    """One turn of the loop: what was scored, what was removed for it, the quality and the cost after it.
+
+    `stop` is the reason for ending the run, on the last step only.
+    """
+
+    step: int
+    removed: tuple[Unit, ...]
+    scores: Scores | None
+    quality: Mapping[str, float]
+    cost: Cost
+    seconds: Mapping[str, float]
+    stop: str | None = None
+
+    @property
+    def parameters(self) -> int:
+        return self.cost.parameters
+
+    @property
+    def bytes(self) -> int:
+        """The weights' bytes as they are stored."""
+        assert self.cost.bytes is not None
+        return self.cost.bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """The step as one line of the journal."""
+        line: dict[str, Any] = {
+            "step": self.step,
+            "removed": [list(unit) for unit in self.removed],
+            "scores": None if self.scores is None else vectors_to_json(self.scores.vectors),
+            "quality": {name: number_to_json(value) for name, value in self.quality.items()},
+            **self.cost.to_json(),
+            "seconds": dict(self.seconds),
+            "stop": self.stop,
+        }
+        if self.scores is not None and self.scores.logs is not None:
+            line["log_scores"] = vectors_to_json(self.scores.logs)
+        return line
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> Step:
+        """The step that `to_json` wrote; KeyError, TypeError or ValueError where it is not one."""
+        scores = None
+        if line["scores"] is not None:
+            logs = vectors_from_json(line["log_scores"]) if "log_scores" in line else None
+            scores = Scores(vectors_from_json(line["scores"]), logs)
+        return cls(
+            step=int(line["step"]),
+            removed=tuple(Unit(int(site), int(index)) for site, index in line["removed"]),
+            scores=scores,
+            quality={name: number_from_json(value) for name, value in line["quality"].items()},
+            cost=Cost.from_json(line),
+            seconds=dict(line["seconds"]),
+            stop=line["stop"],
+        )
+
+
+def removed_by(steps: Iterable[Step]) -> list[Unit]:
+    """All units that these steps removed, in the order they went."""
+    return [unit for step in steps for unit in step.removed]
+
+
+def by_site(units: Iterable[Unit]) -> dict[int, list[int]]:
+    """Unit numbers by site, both ascending."""
+    groups: dict[int, list[int]] = {}
+    for unit in sorted(units):
+        groups.setdefault(unit.site, []).append(unit.index)
+    return groups
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds for one batch before and after: the median, and the middle half of the times around it."""
+
+    runtime: str
+    batch: int
+    tokens: int
+    threads: int
+    repeats: int
+    before_ms: float
+    before_spread: tuple[float, float]
+    after_ms: float
+    after_spread: tuple[float, float]
+    promised: float | None = None  # the speed-up that the saved multiplications promise
+
+    @property
+    def speed_up(self) -> float:
+        """How many times faster."""
+        return self.before_ms / self.after_ms
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for run.json."""
+        return {**asdict(self), "before_spread": list(self.before_spread), "after_spread": list(self.after_spread)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Latency:
+        spreads = {name: tuple(content[name]) for name in ("before_spread", "after_spread")}
+        return cls(**{**content, **spreads})
+
+
+def number_to_json(value: float) -> float | str | None:
+    """JSON has no NaN and no infinity: null and a word stand for them."""
+    if math.isnan(value):
+        return None
+    return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
+
+
+def number_from_json(value: float | str | None) -> float:
+    """The number that `number_to_json` wrote."""
+    return math.nan if value is None else float(value)
+
+
+def vectors_to_json(vectors: Sequence[Vector]) -> list[list[float | str | None]]:
+    """Vectors as lists, exact to the last bit."""
+    return [[number_to_json(value) for value in vector.tolist()] for vector in vectors]
+
+
+def vectors_from_json(rows: list[list[float | str | None]]) -> list[Vector]:
+    """The vectors that `vectors_to_json` wrote."""
+    return [np.array([number_from_json(value) for value in row], dtype=np.float64) for row in rows]

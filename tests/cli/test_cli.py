@@ -1,0 +1,250 @@
+"""The command line as a person types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import tiny_model, tiny_rows, tiny_tokenizer
+
+from greedy_gnorm.cli.app import main
+
+
+@pytest.fixture
+def prune(model_folder, data_file, tmp_path):
+    """`gnorm prune` on the tiny classifier; more arguments may follow or replace."""
+
+    def call(*more, out="run", model=model_folder, data=data_file):
+        return main(["prune", str(model), "--data", str(data), "--out", str(tmp_path / out), "--samples", "12", *more])
+
+    return call
+
+
+def test_prune_tells_what_it_did(prune, capsys, tmp_path):
+    assert prune("--stop", "heads=3") == 0
+    text = capsys.readouterr()
+    assert "Removed 3 of 8 heads" in text.out
+    assert "heads=3: 3 heads removed" in text.out
+    assert str(tmp_path / "run" / "model") in text.out.replace("\n", "")
+    assert "parameters" in text.out
+    lines = [line for line in text.err.splitlines() if line.startswith("step")]
+    assert len(lines) == 4
+    assert "accuracy" in lines[1]
+    assert "left" in lines[-1]
+    assert "scoring: 12 rows" in text.err
+
+
+def test_quiet_and_json(prune, capsys, tmp_path):
+    assert prune("--stop", "heads=3", "--quiet", "--json") == 0
+    text = capsys.readouterr()
+    assert text.err == ""
+    result = json.loads(text.out)
+    assert result["heads"] == {"total": 8, "removed": 3}
+    assert result["out"] == str(tmp_path / "run")
+    assert (
+        result["quality"]["accuracy"][0]
+        == json.loads((tmp_path / "run" / "run.json").read_text())["result"]["quality"]["accuracy"][0]
+    )
+
+
+def test_resume(prune, capsys):
+    assert prune("--stop", "heads=3") == 0
+    assert prune("--stop", "heads=3") == 2
+    assert "--resume" in capsys.readouterr().err
+    assert prune("--stop", "heads=3", "--resume") == 0
+
+
+def test_options_from_a_file_and_the_line_wins(model_folder, data_file, tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"model: {model_folder}\ndata: {data_file}\nout: {tmp_path / 'a'}\nstop: heads=2\nmethod: random\nsamples: 9\n"
+    )
+    assert main(["prune", "--config", str(path), "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["heads"]["removed"] == 2
+    header = json.loads((tmp_path / "a" / "run.json").read_text())
+    assert (header["config"]["method"], header["config"]["samples"]) == ("random", 9)
+    assert (
+        main(["prune", "--config", str(path), "--out", str(tmp_path / "b"), "--stop", "heads=4", "--json", "--quiet"])
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["heads"]["removed"] == 4
+    path.write_text("metod: random\n")
+    assert main(["prune", "--config", str(path)]) == 2
+    assert "unknown setting 'metod'" in capsys.readouterr().err
+    path.write_text("- a\n- b\n")
+    assert main(["prune", "--config", str(path)]) == 2
+    path.write_text("a: !!python/object/apply:os.system ['true']\n")
+    assert main(["prune", "--config", str(path)]) == 2
+
+
+def test_score_writes_the_matrix_and_a_heat_map(model_folder, data_file, tmp_path, capsys):
+    out = tmp_path / "scores"
+    command = ["score", str(model_folder), "--data", str(data_file), "--out", str(out)]
+    assert main([*command, "--score", "gnorm", "--objective", "loss"]) == 0
+    assert "Lowest scores" in capsys.readouterr().out
+    content = json.loads((out / "scores.json").read_text())
+    assert len(content["values"]) == 2
+    assert len(content["values"][0]) == 4
+    assert set(content["parts"]) == {"q", "k", "v"}
+    assert len(content["order"]) == 8
+    assert (out / "scores.png").stat().st_size > 5000
+    product = [[content["parts"][name][0][0] for name in ("q", "k", "v")]]
+    assert content["values"][0][0] == pytest.approx(product[0][0] * product[0][1] * product[0][2], rel=1e-12)
+
+
+def test_methods(capsys):
+    assert main(["methods"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("greedy-gnorm", "inverse-gnorm", "random", "logit-norm", "drop=D"))
+    assert main(["methods", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["methods"][0]["--method"] == "greedy-gnorm"
+
+
+def test_help_needs_no_torch():
+    code = "import sys, greedy_gnorm.cli as cli; cli.main(['prune', '--help']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_help_explains_itself(capsys):
+    assert main(["--help"]) == 0
+    assert "prune" in capsys.readouterr().out
+    assert main(["prune", "--help"]) == 0
+    text = capsys.readouterr().out
+    for option in (
+        "--data",
+        "--eval-data",
+        "--samples",
+        "--eval-samples",
+        "--method",
+        "--objective",
+        "--stop",
+        "--seed",
+    ):
+        assert option in text
+    for option in ("--quiet", "--out", "--resume", "--json", "--protect", "--min-heads"):
+        assert option in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": "/no/such.csv"}, "no file or folder /no/such.csv"),
+        ({"model": "/no/such"}, "no model folder /no/such"),
+        ({"model": "no-such-model"}, "Can't"),
+        ({"more": ["--method", "x"]}, "Choose from: greedy-gnorm"),
+        ({"more": ["--objective", "x"]}, "Choose from: logit-norm"),
+        ({"more": ["--stop", "x"]}, "Choose from: heads"),
+        ({"more": ["--stop", "heads=0"]}, "from 1 to 8"),
+        ({"more": ["--stop", "fraction=2"]}, "at most 1"),
+        ({"more": ["--label", "x"]}, "no column 'x'"),
+        ({"more": ["--samples", "-1"]}, "at least 1"),
+        ({"more": ["--samples", "many"]}, "--samples"),
+        ({"more": ["--nonsense"]}, "--nonsense"),
+        ({"more": ["--seed", "-1"]}, "seed must be at least 0"),
+        ({"more": ["--score-options", "x=1"]}, "no option 'x=1'"),
+        ({"out": "occupied"}, "not empty"),
+    ],
+)
+def test_a_users_error_is_one_message_and_code_2(prune, changes, message, capsys, tmp_path):
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "occupied" / "file").touch()
+    more = changes.pop("more", [])
+    assert prune(*more, **changes) == 2
+    text = capsys.readouterr().err
+    assert message in text
+    assert "Traceback" not in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unsupported_family(prune, tmp_path, capsys):
+    from transformers import AutoConfig
+
+    AutoConfig.for_model("gpt2").save_pretrained(tmp_path / "gpt2")
+    assert prune(model=tmp_path / "gpt2") == 2
+    assert "'gpt2'; supported model types are: bert, roberta" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_an_output_folder_that_can_not_be_made(prune, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert prune(out="file/run") == 2
+    assert "Can't write to" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere: tests/test_kill.py mounts a read-only disk")
+def test_a_read_only_output_folder(prune, tmp_path, capsys):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    assert prune(out="locked/run") == 2
+    assert "Can't write to" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback(prune):
+    from greedy_gnorm import GnormError
+
+    with pytest.raises(GnormError):
+        prune("--method", "x", "--debug")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_the_journal_whole_and_says_how_to_go_on(number, tmp_path, write_rows):
+    folder, out = tmp_path / "model", tmp_path / "run"
+    tiny_model("bert", num_hidden_layers=12).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    data = write_rows(tiny_rows(300, labels=("0", "1", "2")))
+    command = [
+        sys.executable,
+        "-m",
+        "greedy_gnorm",
+        "prune",
+        str(folder),
+        "--data",
+        str(data),
+        "--stop",
+        "all",
+        "--out",
+        str(out),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    journal = out / "journal.jsonl"
+    while not journal.exists() or journal.read_text().count("\n") < 3:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted" in err
+    assert "--resume" in err
+    assert "Traceback" not in err
+    steps = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert 3 <= len(steps) < 49
+    assert not (out / "model").exists()
+    finished = subprocess.run([*command, "--resume", "--json", "--quiet"], capture_output=True, text=True, check=True)
+    assert json.loads(finished.stdout)["steps"] == 48
+    assert [json.loads(line)["removed"] for line in journal.read_text().splitlines()][: len(steps)] == [
+        s["removed"] for s in steps
+    ]
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(prune, capsys):
+    assert prune("--stop", "heads=1", out="run[/b] :smile:") == 0
+    assert "run[/b] :smile:" in capsys.readouterr().out
+
+
+def test_a_number_for_protect_in_yaml_is_refused(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("protect: 0.10\n")
+    assert main(["prune", "--config", str(path)]) == 2
+    assert "put protect in quotes" in capsys.readouterr().err
+
+
+def test_the_demo_checks_its_options_before_it_trains(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["demo", "--stop", "banana"]) == 2
+    assert main(["demo", "--seed", "-1"]) == 2
+    assert not list(tmp_path.iterdir())
+    assert "Unknown stopping rule 'banana'" in capsys.readouterr().err

@@ -1,0 +1,184 @@
+"""Gates at zero == structural removal == saved and loaded again, for every family."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from conftest import tiny_batch, tiny_config, tiny_model
+from torch import nn
+
+import greedy_gnorm as gg
+from greedy_gnorm.model.checkpoint import save
+from greedy_gnorm.model.gates import gates
+from greedy_gnorm.model.sites import Sites, find_sites
+from greedy_gnorm.units import Unit
+
+CUTS = {
+    "some": lambda sites: {0: [1, 2], len(sites) - 1: [3]},
+    "a whole site": lambda sites: {0: range(sites[0].total)},
+    "everything": lambda sites: {site.index: range(site.total) for site in sites},
+}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
+
+
+def logits(model: Any) -> torch.Tensor:
+    batch = tiny_batch()
+    batch.pop("labels")
+    with torch.no_grad():
+        return model(**batch).logits.float()
+
+
+def closed(sites: Sites, cut: dict[int, Any]) -> dict[int, torch.Tensor]:
+    """Gates at zero for these heads."""
+    return {
+        site: torch.tensor([0.0 if head in cut[site] else 1.0 for head in range(sites[site].total)]) for site in cut
+    }
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_removed_equals_gated_equals_reloaded(family, cut, attention, dtype, tmp_path):
+    model = tiny_model(family, dtype=dtype)
+    model.set_attn_implementation(attention)
+    sites = find_sites(model)
+    heads = CUTS[cut](sites)
+    untouched = logits(model)
+    with gates(sites, closed(sites, heads)):
+        gated = logits(model)
+    assert torch.equal(logits(model), untouched)
+
+    gg.remove_heads(model, heads)
+    removed = logits(model)
+    save(model, None, tmp_path / "model")
+    loaded = gg.load(tmp_path / "model")
+    loaded.set_attn_implementation(attention)
+
+    assert (gated - untouched).abs().max() > 1e-3, "the heads made no difference: the test would prove nothing"
+    torch.testing.assert_close(removed, gated, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert torch.equal(logits(loaded), removed)
+    assert type(loaded) is type(model)
+    assert loaded.dtype == dtype
+
+
+def test_weights_are_really_cut_and_bookkeeping_is_true(family):
+    model = tiny_model(family)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    site = find_sites(model)[0]
+    gg.remove_heads(model, {0: [1, 3]})
+    site = find_sites(model)[0]
+    size = site.head_size
+    rows = [*range(size), *range(2 * size, 3 * size)]
+    names = {id(module): name for name, module in model.named_modules()}
+    for linear in site.projections.values():
+        assert torch.equal(linear.weight, before[f"{names[id(linear)]}.weight"][rows])
+        assert torch.equal(linear.bias, before[f"{names[id(linear)]}.bias"][rows])
+        assert linear.out_features == len(rows)
+    output = names[id(site.output)]
+    assert torch.equal(site.output.weight, before[f"{output}.weight"][:, rows])
+    assert torch.equal(site.output.bias, before[f"{output}.bias"])
+    assert site.output.in_features == len(rows)
+    assert getattr(site.owner, site.family.head_count) == 2
+    assert getattr(site.owner, site.family.width) == len(rows)
+    assert model.config.pruned_heads == {0: [1, 3]}
+    assert site.survivors == [0, 2]
+    kept = sum(parameter.numel() for parameter in model.parameters())
+    assert sum(p.numel() for p in before.values()) - kept == 2 * site.parameters_per_head()
+
+
+def test_numbers_stay_original_in_later_cuts(family):
+    at_once, in_turn = tiny_model(family), tiny_model(family)
+    gg.remove_heads(at_once, {0: [0, 2, 3]})
+    for head in (2, 0, 3):
+        gg.remove_heads(in_turn, {0: [head]})
+    assert torch.equal(logits(at_once), logits(in_turn))
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ({0: [1, 1]}, "named twice"),
+        ({9: [0]}, "no site 9"),
+        ({0: [4]}, "no head 4"),
+        ({0: [-1]}, "no head -1"),
+        ({1: [0], 0: [2]}, "was removed before"),
+    ],
+)
+def test_a_wrong_removal_is_refused_and_nothing_is_cut(heads, message):
+    model = tiny_model("bert")
+    gg.remove_heads(model, {0: [2]})
+    before = logits(model)
+    with pytest.raises(gg.GnormError, match=message):
+        gg.remove_heads(model, heads)
+    assert torch.equal(logits(model), before)
+    assert find_sites(model).removed() == [Unit(0, 2)]
+
+
+def test_a_configuration_shared_by_two_models_is_not_mixed_up():
+    from transformers import BertForSequenceClassification
+
+    config = tiny_config("bert")
+    first, second = BertForSequenceClassification(config), BertForSequenceClassification(config)
+    gg.remove_heads(first, {0: [1]})
+    assert find_sites(second).removed() == []
+    assert find_sites(first).removed() == [Unit(0, 1)]
+
+
+def test_a_pruned_model_can_be_copied_saved_and_pruned_further(family, tmp_path):
+    model = tiny_model(family)
+    gg.remove_heads(model, {0: [1]})
+    twin = copy.deepcopy(model)
+    model.save_pretrained(tmp_path)
+    loaded = gg.load(tmp_path)
+    for one in (model, twin, loaded):
+        gg.remove_heads(one, {0: [3]})
+    assert torch.equal(logits(model), logits(loaded))
+    assert torch.equal(logits(model), logits(twin))
+
+
+def test_albert_has_a_site_per_parameter_group():
+    sites = find_sites(tiny_model("albert"))
+    assert [(site.applications, site.total) for site in sites] == [(4, 4)]
+    sites = find_sites(tiny_model("albert-groups"))
+    assert [site.applications for site in sites] == [2, 2, 2, 2]
+    assert [site.applications for site in find_sites(tiny_model("bert"))] == [1, 1, 1]
+
+
+def test_other_models_are_refused_by_name():
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    config = AutoConfig.for_model("gpt2", n_embd=16, n_layer=1, n_head=2, vocab_size=20)
+    with pytest.raises(gg.UnsupportedModel, match=r"'gpt2'.*bert, roberta"):
+        find_sites(AutoModelForSequenceClassification.from_config(config))
+    with pytest.raises(gg.UnsupportedModel, match="Linear without a model_type"):
+        find_sites(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    "wrong", [[1], {"0": 3}, {"0": [9]}, {"0": [1, 1]}, {"7": [0]}, {"0": ["1"]}, {"-1": [0]}, {"x": [0]}]
+)
+def test_a_hand_edited_record_of_pruned_heads_is_refused(wrong):
+    model = tiny_model("bert")
+    model.config.pruned_heads = wrong
+    with pytest.raises(gg.UnsupportedModel, match="pruned_heads"):
+        find_sites(model)
+
+
+def test_a_record_that_does_not_fit_the_weights_is_refused():
+    model = tiny_model("bert")
+    model.config.pruned_heads = {"0": [1]}
+    with pytest.raises(gg.UnsupportedModel, match="width"):
+        find_sites(model)
+
+
+def test_gates_are_gone_also_after_an_exception():
+    model = tiny_model("bert")
+    sites = find_sites(model)
+    before = logits(model)
+    with pytest.raises(RuntimeError, match="stop"), gates(sites, {0: torch.zeros(4)}):
+        raise RuntimeError("stop")
+    assert torch.equal(logits(model), before)
+    assert all(not module._forward_pre_hooks for module in model.modules())

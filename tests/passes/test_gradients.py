@@ -1,0 +1,175 @@
+"""The fast gradient norms against a backward pass per sentence on the unpadded sentence."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import shared, tiny_batch, tiny_model
+from twins import slow_gradient_norms
+
+import greedy_gnorm as gg
+from greedy_gnorm.data.batches import ready_batches
+from greedy_gnorm.model.sites import find_sites
+from greedy_gnorm.passes import gradients
+from greedy_gnorm.passes.gradients import gradient_norms, gram_is_cheaper, head_norms
+from greedy_gnorm.tasks.objectives import OBJECTIVES
+from greedy_gnorm.units import Scores, Unit
+
+FORMS = {"by cost": gram_is_cheaper, "gram": lambda *sizes: True, "direct": lambda *sizes: False}
+
+
+def fast(model, batches, objective="logit-norm"):
+    norms = gradient_norms(find_sites(model), ready_batches(batches), OBJECTIVES[objective])
+    return np.stack([norms[name] for name in ("q", "k", "v")])
+
+
+def relative_error(ours, theirs):
+    assert np.array_equal(np.isnan(ours), np.isnan(theirs))
+    return np.nanmax(np.abs(ours / theirs - 1))
+
+
+@pytest.mark.parametrize("objective", ["logit-norm", "loss"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_family_matches_its_twin(family, form, objective, monkeypatch):
+    monkeypatch.setattr(gradients, "gram_is_cheaper", FORMS[form])
+    model = tiny_model(family, dtype=torch.float64)
+    batches = [tiny_batch(seed=1), tiny_batch(rows=3, seed=2, longest=7)]
+    assert relative_error(fast(model, batches, objective), slow_gradient_norms(model, batches, objective)) <= 1e-9
+
+    gg.remove_heads(model, {0: [1, 2]})
+    if len(find_sites(model)) > 1:
+        gg.remove_heads(model, {1: [0, 1, 2, 3]})
+    assert relative_error(fast(model, batches, objective), slow_gradient_norms(model, batches, objective)) <= 1e-9
+
+
+def test_eager_and_sdpa_agree(family):
+    model, batches = tiny_model(family, dtype=torch.float64), [tiny_batch()]
+    model.set_attn_implementation("eager")
+    eager = fast(model, batches)
+    model.set_attn_implementation("sdpa")
+    assert relative_error(fast(model, batches), eager) <= 1e-9
+
+
+def test_a_row_does_not_depend_on_its_batch(family):
+    model, batch = tiny_model(family, dtype=torch.float64), tiny_batch(rows=6)
+    alone = [{name: tensor[row : row + 1] for name, tensor in batch.items()} for row in range(6)]
+    assert relative_error(fast(model, alone), fast(model, [batch])) <= 1e-9
+
+
+def test_the_model_is_left_as_it_was():
+    model = tiny_model("bert").train()
+    model.bert.embeddings.requires_grad_(False)
+    wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    weights = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    state = torch.get_rng_state()
+    fast(model, [tiny_batch()])
+
+    def broken(model, batch):
+        model(**batch.inputs)
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        gradient_norms(find_sites(model), ready_batches([tiny_batch()]), broken)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == wanted[name]
+        assert parameter.grad is None
+        assert torch.equal(parameter, weights[name])
+    for module in model.modules():
+        assert module.training
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+def test_it_works_where_gradients_are_switched_off():
+    model, batches = tiny_model("bert"), [tiny_batch()]
+    expected = fast(model, batches)
+    with torch.no_grad():
+        assert np.array_equal(fast(model, batches), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("length", "inputs", "outputs", "gram"),
+    [(32, 768, 768, True), (575, 768, 768, True), (577, 768, 768, False), (128, 768, 64, True), (160, 768, 64, False)],
+)
+def test_the_cheaper_form_is_chosen(length, inputs, outputs, gram):
+    gram_cost = length * length * (inputs + 3 * outputs)
+    direct_cost = 3 * length * inputs * outputs
+    assert gram_is_cheaper(length, inputs, outputs) is gram is (gram_cost < direct_cost)
+
+
+@pytest.mark.parametrize("form", ["gram", "direct"])
+def test_vanishing_gradients_do_not_underflow(form):
+    chance = torch.Generator().manual_seed(0)
+    inputs = torch.randn(2, 5, 8, generator=chance)
+    gradient = torch.randn(2, 5, 6, generator=chance)
+    gram = inputs @ inputs.mT if form == "gram" else None
+    expected = head_norms(inputs.double(), gradient.double(), None, 3)
+    factors = torch.tensor([1e-30, 1e-30, 1e-30, 1e20, 1e20, 1e20])
+    ours = head_norms(inputs, gradient * factors, gram, 3)
+    torch.testing.assert_close(ours, expected * torch.tensor([1e-30, 1e20], dtype=torch.float64), rtol=1e-5, atol=0)
+    assert head_norms(inputs, torch.zeros(2, 5, 6), gram, 3).eq(0).all()
+
+
+def test_ranking_is_by_logarithms_and_ties_by_place():
+    values = np.array([[0.0, 0.0, np.nan], [0.0, 2.0, 1.0]])
+    logs = np.array([[-900.0, -1000.0, np.nan], [-900.0, 0.7, 0.0]])
+    assert Scores(values, logs).order() == [Unit(0, 1), Unit(0, 0), Unit(1, 0), Unit(1, 2), Unit(1, 1)]
+    assert Scores(values).order() == [Unit(0, 0), Unit(0, 1), Unit(1, 0), Unit(1, 2), Unit(1, 1)]
+    assert Scores(values).order(highest_first=True)[:2] == [Unit(1, 1), Unit(1, 2)]
+
+
+def test_products_below_float64_still_rank():
+    model = tiny_model("bert", dtype=torch.float64)
+    whole = gg.score(model, [tiny_batch()])
+    with torch.no_grad():
+        model.classifier.weight *= 1e-130
+        model.classifier.bias *= 1e-130
+    tiny = gg.score(model, [tiny_batch()])
+    assert np.nanmax(tiny.values) == 0
+    assert tiny.order() == whole.order()
+
+
+def test_a_nan_stops_with_the_site_and_the_batch_named():
+    model = tiny_model("bert")
+    with torch.no_grad():
+        model.bert.encoder.layer[1].attention.self.value.weight[0, 0] = float("nan")
+    with pytest.raises(gg.NonFiniteScore, match=r"site 0 \(bert.encoder.layer.0.attention\).*batch 0 \(rows 0, 1"):
+        gg.score(model, [tiny_batch()])
+
+
+def test_objectives_that_need_labels_say_so():
+    batch = tiny_batch()
+    batch.pop("labels")
+    with pytest.raises(gg.DataError, match="needs labels"):
+        gg.score(tiny_model("bert"), [batch], objective="loss")
+
+
+def test_half_precision_is_scored_in_float32_unless_told_otherwise():
+    model, batches = tiny_model("bert", dtype=torch.bfloat16), [tiny_batch()]
+    half = gg.score(model, batches, dtype="bfloat16")
+    full = gg.score(model, batches)
+    again = gg.score(tiny_model("bert", dtype=torch.bfloat16).float(), batches)
+    assert model.dtype == torch.bfloat16
+    assert np.array_equal(full.values, again.values)
+    assert not np.allclose(half.values, full.values, rtol=1e-3)
+
+
+def test_trained_heads_match_in_float32(minilm):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(minilm)
+    texts = [json.loads(line)["text"] for line in shared("data/tweets.jsonl").open(encoding="utf-8")][:24]
+    batches = [dict(tokenizer(texts[start : start + 8], padding=True, return_tensors="pt")) for start in (0, 8, 16)]
+    for batch in batches:
+        batch["labels"] = torch.zeros(8, dtype=torch.long)
+    model = gg.load(minilm, dtype=torch.float32)
+    gg.remove_heads(model, {0: [3], 2: [0, 5, 11]})
+    exact = slow_gradient_norms(gg.load(minilm, dtype=torch.float64), batches)
+    exact_pruned_model = gg.load(minilm, dtype=torch.float64)
+    gg.remove_heads(exact_pruned_model, {0: [3], 2: [0, 5, 11]})
+    assert relative_error(fast(gg.load(minilm, dtype=torch.float32), batches), exact) <= 1e-4
+    assert relative_error(fast(model, batches), slow_gradient_norms(exact_pruned_model, batches)) <= 1e-4

@@ -1,0 +1,127 @@
+"""When a run stops and which step it chooses."""
+
+from __future__ import annotations
+
+import csv
+import random
+
+import pytest
+from conftest import shared
+
+import greedy_gnorm as gg
+from greedy_gnorm.pruning.curves import knee
+from greedy_gnorm.pruning.rules import RULES, Situation, parse_rules
+from greedy_gnorm.units import Cost, Measure, Step, Unit
+
+SITUATION = Situation(12, 12, Cost(1000), Cost(400), Measure("accuracy", largest=1.0))
+
+
+def walked(accuracies, per_step=1):
+    """A history with these accuracies, 50 parameters a head."""
+    steps = []
+    for number, accuracy in enumerate(accuracies):
+        removed = tuple(Unit(0, number * per_step + place) for place in range(per_step)) if number else ()
+        parameters = 1000 - 50 * per_step * number
+        steps.append(Step(number, removed, None, {"accuracy": accuracy}, Cost(parameters, 4 * parameters), {}))
+    return steps
+
+
+def stop(text, history, situation=SITUATION):
+    """(number of the step at which it stops, number of the solution)."""
+    rules = parse_rules([text], situation)
+    for end in range(1, len(history) + 1):
+        if rules.check(history[:end]):
+            return end - 1, rules.solution(history[:end])
+    return None, rules.solution(history)
+
+
+FALLING = [0.9, 0.9, 0.91, 0.895, 0.85, 0.7, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("heads=3", (3, 3)),
+        ("fraction=0.25", (3, 3)),
+        ("fraction=0.3", (4, 4)),
+        ("params=800", (4, 4)),
+        ("params=0.82k", (4, 4)),
+        ("drop=0.01", (4, 3)),
+        ("drop=0", (3, 2)),
+        ("drop=0.9", (None, 6)),
+        ("knee", (None, 4)),
+        ("all", (None, 4)),
+        ("heads=5,drop=0.01", (4, 3)),
+        ("drop=0.5,heads=2", (2, 2)),
+        ("knee,heads=5", (5, 3)),
+        ("heads=4,drop=0.01", (4, 3)),
+        ("fraction=1e-12", (1, 1)),
+    ],
+)
+def test_where_it_stops_and_what_it_chooses(text, expected):
+    assert stop(text, walked(FALLING)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("heads=0", "from 1 to 12"),
+        ("heads=13", "from 1 to 12"),
+        ("heads=x", "from 1 to 12"),
+        ("heads", "written 'heads=N'"),
+        ("fraction=2", "at most 1"),
+        ("fraction=0", "above 0"),
+        ("fraction=nan", "above 0"),
+        ("drop=1", "below 1"),
+        ("drop=-0.1", "at least 0"),
+        ("params=100", "400 parameters remain"),
+        ("params=2000", "1,000 parameters already"),
+        ("params=many", "such as 80M"),
+        ("params=_", "such as 80M"),
+        ("params=1__0K", "such as 80M"),
+        ("knee=3", "written 'knee'"),
+        ("nothing", "Choose from: heads, fraction, params, drop, knee, all"),
+        ("", "Say when to stop"),
+    ],
+)
+def test_a_wrong_rule_says_what_is_right(text, message):
+    with pytest.raises(gg.GnormError, match=message):
+        parse_rules([text], SITUATION)
+
+
+def test_a_rule_that_fires_gives_its_reason():
+    assert (
+        parse_rules(["drop=0.01"], SITUATION).check(walked(FALLING)) == "drop=0.01: accuracy fell from 0.9000 to 0.8500"
+    )
+
+
+@pytest.mark.parametrize(("model", "heads"), [("bert", 116), ("albert", 36), ("roberta", 268), ("xlm-roberta", 105)])
+def test_the_knee_of_the_authors_curves(model, heads):
+    with shared(f"paper/results/{model}-greedygnorm.csv").open() as file:
+        points = [(float(row["Pruned_Heads"]), float(row["Accuracy"])) for row in csv.DictReader(file)]
+    # ALBERT's file counts the 12 layers of each tied head: 36 are 3 tied heads
+    assert points[knee(points)][0] == heads
+
+
+def test_the_knee_of_a_curve_that_only_falls_below_its_chord_is_its_start():
+    assert knee([(0, 1.0), (1, 0.1), (2, 0.0)]) == 0
+    assert knee([(0, 1.0)]) == 0
+    assert knee([(0, 0.76), *((gone, 0.33) for gone in range(1, 73))]) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rounding_makes_no_knee(seed):
+    """Whether the curve is at its end at once or falls by a straight line: no point is above the chord."""
+    chance = random.Random(seed)
+    rows, heads, scale = chance.choice([100, 300, 917]), chance.randint(2, 144), chance.choice([1, -1e6])
+    first, end = (chance.randint(*span) / rows * scale for span in ((rows // 2, rows), (0, rows // 3)))
+    assert knee([(0, max(first, end)), *((gone, min(first, end)) for gone in range(1, heads + 1))]) == 0
+    assert knee([(gone, (rows - 3 * gone) / rows * abs(scale)) for gone in range(heads + 1)]) == 0
+
+
+def test_every_rule_can_be_written_as_its_form_says():
+    examples = {"heads": "heads=2", "fraction": "fraction=0.5", "params": "params=800", "drop": "drop=0.05"}
+    for name in RULES:
+        rules = parse_rules([examples.get(name, name)], SITUATION)
+        assert rules.check(walked([0.9])) is None
+        assert rules.solution(walked([0.9])) == 0

@@ -1,0 +1,427 @@
+"""The report page as text, the commands that make it, and what it promises: any point becomes a model."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import shlex
+
+import numpy as np
+import pytest
+import torch
+from conftest import LABEL_NAMES, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
+from journals import comparison, header, walk
+
+import greedy_gnorm as gg
+from greedy_gnorm.cli import console, sketch
+from greedy_gnorm.cli.app import main
+from greedy_gnorm.records.journal import Journal
+from greedy_gnorm.report import writer as report
+from greedy_gnorm.units import Unit, removed_by
+
+EVIL = '</script><img src=x onerror="alert(1)"><b>&amp;\u2028'
+
+
+def content(path):
+    """The data that the page's script reads."""
+    (text,) = re.findall(r'<script type="application/json" id="content">(.*?)</script>', path.read_text("utf-8"), re.S)
+    return json.loads(text)
+
+
+def words(path):
+    """What a reader sees, without scripts and style."""
+    text = re.sub(r"<(script|style)\b.*?</\1>", " ", path.read_text("utf-8"), flags=re.S)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
+
+
+def scores_of(run):
+    """(matrices, sites, heads) from the packed scores of a run on the page."""
+    values = np.frombuffer(base64.b64decode(run["scores"]["values"]), "<f4")
+    return values.reshape(-1, *run["model"]["shape"])
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A finished run and its page."""
+    journal = walk(tmp_path / "run", header())
+    return journal, gg.write_report([journal.folder])
+
+
+def test_the_page_holds_the_journals_values(made):
+    journal, path = made
+    assert path == journal.folder / "report.html"
+    (run,) = content(path)["walks"]
+    assert run["quality"] == [step.quality["accuracy"] for step in journal.steps]
+    assert run["parameters"] == [step.parameters for step in journal.steps]
+    assert run["bytes"] == 4
+    assert [Unit(*divmod(head, 4)) for step in run["removed"] for head in step] == removed_by(journal.steps)
+    assert run["solution"] == journal.header["result"]["solution"]
+    packed = scores_of(run)
+    for step, place in zip(journal.steps[1:], run["scores"]["places"][1:], strict=True):
+        assert np.allclose(packed[place], step.as_matrix(scores.logs) / np.log(10), rtol=1e-6, equal_nan=True)
+
+
+def test_the_top_says_it_in_a_sentence_and_four_figures(tmp_path):
+    journal = walk(tmp_path / "run", header(), latency=True)
+    chosen = journal.steps[journal.header["result"]["solution"]]
+    text = words(gg.write_report([journal.folder]))
+    assert f"{chosen.step} of 12 attention heads were removed by greedy-gnorm" in text
+    assert f"accuracy went from {journal.steps[0].quality['accuracy']:.4f} to {chosen.quality['accuracy']:.4f}" in text
+    assert f"{chosen.bytes / 2**20:.2f} MB" in text
+    assert "1.25 times 200.0 to 160.0 ms (torch, batch 8, 128 tokens, 2 threads)" in text
+    assert "accuracy against measured latency" in text.lower()
+
+
+def test_speed_that_was_not_measured_is_called_so(made):
+    assert "Speed not measured" in words(made[1])
+    assert "latency" not in content(made[1])["charts"]
+
+
+def test_how_it_was_made_is_told(made):
+    text = words(made[1])
+    for part in ("fedcba9876543210", "0123456789abcdef", "100 in 7 batches", "50 in 7 batches", "greedy-gnorm 0.1.0"):
+        assert part in text
+    assert "gnorm prune my-model --data reviews.csv --objective logit-norm --stop all --out AGAIN" in text
+
+
+def test_the_command_that_repeats_a_run_makes_the_same_run(tmp_path, model_folder, data_file, monkeypatch, capsys):
+    options = [
+        "--samples",
+        "0",
+        "--seed",
+        "3",
+        "--stop",
+        "heads=4",
+        "--stop",
+        "drop=0.9",
+        "--protect",
+        "0.1",
+        "--min-heads",
+        "1",
+    ]
+    command = ["prune", str(model_folder), "--data", str(data_file), "--out", str(tmp_path / "run"), *options]
+    assert main([*command, "--no-latency", "--quiet"]) == 0
+    (again,) = re.findall(r"(gnorm prune .*? --out AGAIN)", words(tmp_path / "run" / "report.html"))
+    monkeypatch.chdir(tmp_path)
+    assert main([*shlex.split(again)[1:], "--no-latency", "--quiet"]) == 0
+    first, second = (Journal.read(folder) for folder in (tmp_path / "run", tmp_path / "AGAIN"))
+    assert first.header["config"] == second.header["config"]
+    assert [step.removed for step in first.steps] == [step.removed for step in second.steps]
+    capsys.readouterr()
+
+
+def test_a_run_on_objects_in_memory_names_no_command(tmp_path):
+    model = tiny_model("bert", num_hidden_layers=2, **LABEL_NAMES)
+    gg.prune(
+        model, tiny_rows(), tokenizer=tiny_tokenizer(), samples=9, stop="heads=2", latency=False, out=tmp_path / "run"
+    )
+    assert "The command that makes it again" not in words(tmp_path / "run" / "report.html")
+    with pytest.raises(gg.GnormError, match="given in Python"):
+        gg.take_step(tmp_path / "run", 1, out=tmp_path / "one")
+    tiny_tokenizer().save_pretrained(tmp_path / "saved")
+    model.save_pretrained(tmp_path / "saved")
+    taken = gg.take_step(tmp_path / "run", 1, out=tmp_path / "one", model=tmp_path / "saved", latency=False)
+    assert len(taken.removed) == 1
+
+
+def test_mark_up_in_the_data_is_text(tmp_path):
+    journal = walk(tmp_path / "run", header(model=EVIL, source=EVIL, method=EVIL))
+    text = gg.write_report([journal.folder]).read_text("utf-8")
+    assert "<img" not in text.replace("<image", "").split("<script>")[0]
+    assert text.count("</script>") == 3
+    assert html.escape(EVIL) in text.replace("&#34;", "&quot;")
+
+
+def test_data_for_the_script_cannot_leave_its_element():
+    text = str(report.embedded({"a": EVIL, "b": "<!--"}))
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"a": EVIL, "b": "<!--"}
+
+
+def test_nothing_is_loaded_from_elsewhere(made):
+    text = made[1].read_text("utf-8")
+    outside = re.sub(r"<script>.*?</script>", "", text, flags=re.S)
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', outside)
+    assert "default-src 'none'" in outside
+    assert 'http-equiv="refresh"' not in outside
+
+
+def test_static_scores_are_stored_once(tmp_path):
+    once = walk(tmp_path / "once", header(method="ae"), rescored=False)
+    run = content(gg.write_report([once.folder]))["walks"][0]
+    assert len(scores_of(run)) == 1
+    assert set(run["scores"]["places"]) == {0}
+    again = walk(tmp_path / "again", header())
+    run = content(gg.write_report([again.folder]))["walks"][0]
+    assert len(scores_of(run)) == 12
+    assert run["scores"]["places"] == [0, *range(12)]
+
+
+def test_a_score_of_zero_has_its_place(tmp_path):
+    journal = walk(tmp_path / "run", header(), steps=1)
+    lines = journal.folder / "journal.jsonl"
+    first, second = map(json.loads, lines.read_text().splitlines())
+    second["log_scores"][2][3] = "-inf"
+    del second["seal"]
+    lines.write_text(json.dumps(first) + "\n" + json.dumps(second) + "\n")
+    page = content(gg.write_report([journal.folder]))["walks"][0]
+    assert scores_of(page)[0, 2, 3] == -np.inf
+    assert np.isfinite(page["scores"]["range"]).all()
+
+
+def test_a_run_of_the_size_of_roberta_large_stays_under_8_mb(tmp_path):
+    journal = walk(tmp_path / "run", header(24, 16))
+    assert len(journal.steps) == 385
+    path = gg.write_report([journal.folder])
+    assert path.stat().st_size < 8_000_000
+    assert len(scores_of(content(path)["walks"][0])) == 384
+
+
+def test_a_large_comparison_leaves_out_scores_rather_than_grow(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "SCORE_BYTES", 900)
+    folder = comparison(tmp_path / "c", {"greedy-gnorm": 2, "inverse-gnorm": 1, "ae": 1})
+    runs = {run["label"]: run["scores"] is not None for run in content(gg.write_report([folder]))["walks"]}
+    assert runs == {"greedy-gnorm, run 1": True, "greedy-gnorm, run 2": False, "inverse-gnorm": False, "ae": True}
+
+
+def test_an_unfinished_run_is_called_so(tmp_path):
+    journal = walk(tmp_path / "run", header(), steps=5)
+    path = gg.write_report([journal.folder])
+    assert "So far 5 of 12 attention heads are gone" in words(path)
+    assert "not finished" in words(path)
+    assert content(path)["walks"][0]["solution"] is None
+    live = gg.write_report([journal.folder], live=True).read_text("utf-8")
+    assert '<meta http-equiv="refresh" content="5">' in live
+
+
+def test_a_run_with_nothing_but_its_start_has_a_page(tmp_path):
+    journal = walk(tmp_path / "run", header(), steps=0)
+    assert content(gg.write_report([journal.folder]))["walks"][0]["scored"] is False
+
+
+def test_a_comparison_has_its_lines_boxes_and_tables(tmp_path):
+    folder = comparison(tmp_path / "c", {"greedy-gnorm": 2, "ae": 2, "random": 6})
+    path = gg.write_report([folder])
+    assert path == folder / "report.html"
+    page, text = content(path), words(path)
+    kinds = {(trace.get("meta"), trace["type"]) for trace in page["charts"]["comparison"]["data"]}
+    assert kinds == {("greedy-gnorm", "scatter"), ("ae", "scatter"), ("random", "box"), (None, "scatter")}
+    lines = {
+        trace["meta"]: trace
+        for trace in page["charts"]["comparison"]["data"]
+        if trace.get("line") and trace.get("meta")
+    }
+    walks = [Journal.read(folder / "parts" / f"ae-{run}").steps for run in range(2)]
+    mean = np.mean([[step.quality["accuracy"] for step in walk] for walk in walks], axis=0)
+    assert lines["ae"]["y"] == pytest.approx(mean.tolist(), abs=1e-6)
+    assert {trace["meta"] for trace in page["charts"]["drift"]["data"]} == {"greedy-gnorm", "random"}
+    assert "At the knee of the curve" in text
+    assert "parameters before" in text
+    assert (
+        "gnorm compare my-model --data reviews.csv --methods greedy-gnorm,ae,random --runs 2 --trajectories 6" in text
+    )
+    assert page["walks"][page["first"]]["label"] == "greedy-gnorm, run 1"
+    assert page["walks"][0]["folder"] == str(folder / "parts" / "greedy-gnorm-0")
+
+
+def test_parts_that_are_not_finished_are_left_out(tmp_path):
+    folder = comparison(tmp_path / "c", {"greedy-gnorm": 1})
+    walk(folder / "parts" / "ae-0", header(method="ae"), steps=3)
+    assert [run["label"] for run in content(gg.write_report([folder]))["walks"]] == ["greedy-gnorm"]
+
+
+def test_several_runs_make_one_page(tmp_path):
+    folders = [
+        walk(tmp_path / "a", header()).folder,
+        walk(tmp_path / "b", header(seed=2), steps=4).folder,
+        walk(tmp_path / "d", header(2, 2, method="ae")).folder,
+    ]
+    path = gg.write_report(folders)
+    assert path == tmp_path / "report.html"
+    labels = [run["label"] for run in content(path)["walks"]]
+    assert labels == [f"greedy-gnorm ({folders[0]})", f"greedy-gnorm ({folders[1]})", f"ae ({folders[2]})"]
+    assert "unfinished" in words(path)
+    assert "3 runs side by side" in words(path)
+    assert gg.write_report(folders[1:], tmp_path / "other.html") == tmp_path / "other.html"
+    assert [run["label"] for run in content(tmp_path / "other.html")["walks"]] == ["greedy-gnorm", "ae"]
+
+
+def test_what_cannot_be_shown_is_refused(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main(["report", str(tmp_path / "empty")]) == 2
+    assert "holds no run and no comparison" in capsys.readouterr().err
+    journal = Journal.begin(tmp_path / "begun", header())
+    assert main(["report", str(journal.folder)]) == 2
+    assert "has no step yet" in capsys.readouterr().err
+    run, compared = walk(tmp_path / "run", header()).folder, comparison(tmp_path / "c", {"ae": 1})
+    assert main(["report", str(run), str(compared)]) == 2
+    assert "name it alone" in capsys.readouterr().err
+    other = header()
+    other["quality"] = "macro_f1"
+    assert main(["report", str(run), str(walk(tmp_path / "other", other).folder)]) == 2
+    assert "some measure accuracy, others macro_f1" in capsys.readouterr().err
+    assert main(["report", str(run), "--out", str(tmp_path / "no" / "such" / "file.html")]) == 2
+    assert "Can't write to" in capsys.readouterr().err
+    (compared / "experiment.json").write_text("{")
+    assert main(["report", str(compared)]) == 2
+    assert "holds no readable run: experiment.json" in capsys.readouterr().err
+
+
+def test_the_command_opens_the_page(made, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    journal, path = made
+    path.unlink()
+    assert main(["report", str(journal.folder), "--open"]) == 0
+    assert str(path) in capsys.readouterr().out
+    assert path.exists()
+    assert opened == [path.as_uri()]
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
+    assert main(["report", str(journal.folder), "--open"]) == 2
+    assert "No browser could be started" in capsys.readouterr().err
+
+
+@pytest.fixture
+def pruned(model_folder, data_file, tmp_path, capsys):
+    """A small finished run."""
+    command = ["prune", str(model_folder), "--data", str(data_file), "--out", str(tmp_path / "run"), "--samples", "12"]
+    assert main([*command, "--stop", "all", "--quiet", "--no-latency"]) == 0
+    capsys.readouterr()
+    return tmp_path / "run"
+
+
+def test_prune_and_compare_end_in_a_page(pruned, model_folder, data_file, tmp_path, capsys):
+    assert len(content(pruned / "report.html")["walks"][0]["quality"]) == 9
+    command = ["compare", str(model_folder), "--data", str(data_file), "--out", str(tmp_path / "c"), "--samples", "9"]
+    assert main([*command, "--methods", "greedy-gnorm,random", "--runs", "1", "--trajectories", "2"]) == 0
+    assert len(content(tmp_path / "c" / "report.html")["walks"]) == 3
+    out = capsys.readouterr().out
+    assert "greedy-gnorm at its knee:" in out
+    assert "report.html" in out
+
+
+def test_any_point_becomes_a_model_without_scoring_again(pruned, tmp_path, model_folder, monkeypatch, capsys):
+    monkeypatch.setattr("greedy_gnorm.pruning.loop._scored", lambda *_: pytest.fail("scored again"))
+    page = content(pruned / "report.html")["walks"][0]
+    line = f"gnorm prune --from-run {page['folder']} --at-step 3 --out {page['out']}3"
+    assert main([*shlex.split(line)[1:], "--no-latency"]) == 0
+    assert "Removed 3 of 8 heads" in capsys.readouterr().out
+    taken = tmp_path / "run-step-3"
+    heads = removed_by(Journal.read(pruned).steps[:4])
+    by_hand = gg.load(model_folder)
+    gg.remove_heads(
+        by_hand, {site: [head.index for head in heads if head.site == site] for site in {head.site for head in heads}}
+    )
+    batch = {name: value for name, value in tiny_batch().items() if name != "labels"}
+    with torch.no_grad():
+        assert torch.equal(gg.load(taken / "model")(**batch).logits, by_hand(**batch).logits)
+    assert (taken / "model" / "README.md").exists()
+    assert (taken / "model" / "tokenizer.json").exists()
+    assert Journal.read(taken).steps[-1].quality == Journal.read(pruned).steps[3].quality
+    assert main(["report", str(taken)]) == 0
+    assert "3 of 8 attention heads were removed" in words(taken / "report.html")
+    assert (
+        main(["prune", "--from-run", str(pruned), "--at-step", "0", "--out", str(tmp_path / "zero"), "--no-latency"])
+        == 0
+    )
+    assert "keeping every head" in capsys.readouterr().out
+
+
+def test_taking_a_point_refuses_what_does_not_fit(pruned, tmp_path, model_folder, capsys):
+    base = ["prune", "--out", str(tmp_path / "x")]
+    for more, message in (
+        (["--from-run", str(pruned), "--at-step", "9"], "no step 9 in"),
+        (["--from-run", str(pruned), "--at-step", "-1"], "its steps go from 0 to 8"),
+        (["--from-run", str(pruned)], "belong together"),
+        (["--at-step", "1"], "belong together"),
+        (["--from-run", str(pruned), "--at-step", "1", "--method", "ae"], "method can't be changed"),
+        (["--from-run", str(pruned), "--at-step", "1", "--live"], "live can't be changed"),
+        (["--from-run", str(tmp_path), "--at-step", "1"], "holds no readable run"),
+        ([], "Say what to prune"),
+        ([str(model_folder)], "Say what to prune"),
+    ):
+        assert main([*base, *more]) == 2, more
+        assert message in capsys.readouterr().err.replace("\n", " "), more
+    tiny_model("bert", seed=5, num_hidden_layers=2, **LABEL_NAMES).save_pretrained(model_folder)
+    assert main([*base, "--from-run", str(pruned), "--at-step", "1"]) == 2
+    assert "is not the model of the run" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(gg.GnormError, match="Unknown format 'x'"):
+        gg.take_step(pruned, 1, out=tmp_path / "x", format="x")
+
+
+def test_a_live_page_follows_the_run_and_is_not_written_too_often(tmp_path, monkeypatch):
+    journal = walk(tmp_path / "run", header(), steps=3)
+    clock = [100.0]
+    monkeypatch.setattr(report.time, "monotonic", lambda: clock[0])
+    path = journal.folder / "report.html"
+    with pytest.raises(KeyboardInterrupt), report.LiveReport(journal.folder) as live:  # noqa: PT012
+        live()
+        assert "loads itself again" in words(path)
+        path.unlink()
+        clock[0] += 1.9
+        live()
+        assert not path.exists()
+        clock[0] += 0.2
+        live()
+        assert "loads itself again" in words(path)
+        raise KeyboardInterrupt
+    assert "loads itself again" not in words(path)
+    assert "not finished" in words(path)
+
+
+def test_prune_live(model_folder, data_file, tmp_path, monkeypatch, capsys):
+    seen = []
+    write = report.write_report
+    monkeypatch.setattr(
+        report, "write_report", lambda *given, **options: seen.append(options) or write(*given, **options)
+    )
+    command = [
+        "prune",
+        str(model_folder),
+        "--data",
+        str(data_file),
+        "--samples",
+        "9",
+        "--stop",
+        "heads=2",
+        "--no-latency",
+    ]
+    assert main([*command, "--out", str(tmp_path / "run"), "--live"]) == 0
+    assert seen[0] == {"live": True}
+    assert "loads itself again" not in words(tmp_path / "run" / "report.html")
+    seen.clear()
+    assert main([*command, "--out", str(tmp_path / "plain")]) == 0
+    assert seen == []
+    capsys.readouterr()
+
+
+def test_the_terminal_shows_a_mask_and_a_curve(pruned, tmp_path, capsys, monkeypatch):
+    command = ["prune", "--from-run", str(pruned), "--at-step", "5", "--no-latency"]
+    assert main([*command, "--out", str(tmp_path / "a")]) == 0
+    text = capsys.readouterr().out
+    rows = re.findall(r"^ +\d  ((?:[■·] ?)+)$", text, re.M)
+    assert [len(row.split()) for row in rows] == [4, 4]
+    assert "".join(rows).count("·") == 5
+    assert "█" in text
+    assert main([*command, "--out", str(tmp_path / "b"), "--quiet"]) == 0
+    assert "■" not in capsys.readouterr().out
+    assert main([*command, "--out", str(tmp_path / "c"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["heads"]["removed"] == 5
+    monkeypatch.setattr(console, "_is_plain", lambda: True)
+    assert main([*command, "--out", str(tmp_path / "d")]) == 0
+    plain = capsys.readouterr().out
+    assert not set("■·█▁^") & set(plain.replace("^ solution", ""))
+    assert "# kept, . removed" in plain
+
+
+def test_the_sketch():
+    model = {"shape": [2, 3], "applications": [1, 4], "removed": [[0, 0]]}
+    assert sketch.mask(model, [Unit(1, 2)]) == ["  0  · ■ ■", "  1  ■ ■ ·  in 4 layers"]
+    assert sketch.mask(model, [Unit(1, 2)], plain=True) == ["  0  . # #", "  1  # # .  in 4 layers"]
+    assert sketch.curve([(0, 1.0), (1, 0.5), (2, 0.0)], height=2, width=3) == ["█  ", "██ "]
+    assert sketch.curve([(0, 1.0), (1, 0.25), (2, 0.0)], height=1, width=3) == ["█▂ "]
+    assert sketch.curve([(0, 1.0), (1, 0.5), (2, 0.0)], height=1, width=3, plain=True) == ["#: "]
+    assert [sketch.place([(0, 1.0), (1, 0.5), (2, 0.0)], point, width=5) for point in range(3)] == [0, 2, 4]
