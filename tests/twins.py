@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.model.gates import gates
+from greedy_gnorm.model.modes import evaluating
 from greedy_gnorm.model.sites import Sites, find_sites
+from greedy_gnorm.passes.layers import outputs
 from greedy_gnorm.units import as_matrix
 
 
@@ -16,6 +19,15 @@ def shape(sites: Sites) -> tuple[int, int]:
     """Sites x units, where all sites have the same number of them."""
     (units,) = {site.total for site in sites}
     return len(sites), units
+
+
+def predictions(sites: Sites, batches: Batches) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs (float64) and labels of all rows in the order of the data."""
+    with evaluating(sites.model), torch.no_grad():
+        found = torch.cat([outputs(sites, batch).double() for batch in batches])
+    labels = torch.cat([batch.labels for batch in batches])
+    order = torch.tensor([row for batch in batches for row in batch.rows]).argsort()
+    return found[order], labels[order]
 
 
 def unpadded(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:

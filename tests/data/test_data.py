@@ -11,21 +11,30 @@ import datasets
 import pytest
 import torch
 from conftest import LABEL_NAMES, shared, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
+from twins import predictions
 
 import greedy_gnorm as gg
-from greedy_gnorm.data import sources
-from greedy_gnorm.data.loading import both_batches, scoring_batches
+from greedy_gnorm.data import loading, sources
 from greedy_gnorm.data.splits import stratified
 from greedy_gnorm.model.sites import find_sites
-from greedy_gnorm.passes.evaluation import evaluate, predictions
+from greedy_gnorm.passes.evaluation import evaluate
 from greedy_gnorm.settings import Settings
+from greedy_gnorm.tasks.task import task_of
 
 MODEL = tiny_model("bert", **LABEL_NAMES)
 TOKENIZER = tiny_tokenizer()
 
 
+def scoring_batches(model, tokenizer, data, settings):
+    return loading.scoring_batches(model, tokenizer, task_of(model), data, settings)
+
+
+def both_batches(model, tokenizer, data, eval_data, settings):
+    return loading.both_batches(model, tokenizer, task_of(model), data, eval_data, settings, needs_labels=True)
+
+
 def both(data, eval_data=None, model=MODEL, **settings):
-    return both_batches(model, TOKENIZER, data, eval_data, Settings(**settings), needs_labels=True)
+    return both_batches(model, TOKENIZER, data, eval_data, Settings(**settings))
 
 
 def labels(batches):
@@ -350,7 +359,7 @@ def test_real_rows(minilm):
 
     model = gg.load(minilm)
     scoring, evaluation = both_batches(
-        model, AutoTokenizer.from_pretrained(minilm), shared("data/tweets.jsonl"), None, Settings(), needs_labels=True
+        model, AutoTokenizer.from_pretrained(minilm), shared("data/tweets.jsonl"), None, Settings()
     )
     assert (scoring.rows, evaluation.rows) == (374, 1421)
 
@@ -393,7 +402,7 @@ def test_a_test_split_without_labels_is_left_out_of_the_evaluation(tmp_path, cap
     write(tmp_path / "train.csv", tiny_rows(12))
     (tmp_path / "test.csv").write_text("text\ngood film\nbad film\n")
     with caplog.at_level(logging.INFO, logger="greedy_gnorm"):
-        _, evaluation = both_batches(MODEL, TOKENIZER, tmp_path, None, Settings(), needs_labels=True)
+        _, evaluation = both_batches(MODEL, TOKENIZER, tmp_path, None, Settings())
     assert "test split has no labels" in caplog.text
     assert evaluation.rows == 6
 

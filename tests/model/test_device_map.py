@@ -57,5 +57,5 @@ def test_what_device_map_can_not_do(folder):
         )
     with pytest.raises(gg.GnormError, match="device_map is no JSON"):
         gg.prune(folder, tiny_rows(30), device_map="{cpu")
-    with pytest.raises(gg.GnormError, match="leave device_map away"):
+    with pytest.raises(gg.GnormError, match="remove device_map"):
         gg.compare(folder, tiny_rows(30), out=folder + "-out", device_map="auto")

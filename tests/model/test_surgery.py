@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from typing import Any
 
 import pytest
@@ -70,10 +71,10 @@ def test_weights_are_really_cut_and_bookkeeping_is_true(family):
     site = find_sites(model)[0]
     gg.remove_heads(model, {0: [1, 3]})
     site = find_sites(model)[0]
-    size = site.head_size
+    size = site.output_size
     rows = [*range(size), *range(2 * size, 3 * size)]
     names = {id(module): name for name, module in model.named_modules()}
-    for linear in site.projections.values():
+    for linear in site.inputs.values():
         assert torch.equal(linear.weight, before[f"{names[id(linear)]}.weight"][rows])
         assert torch.equal(linear.bias, before[f"{names[id(linear)]}.bias"][rows])
         assert linear.out_features == len(rows)
@@ -81,12 +82,12 @@ def test_weights_are_really_cut_and_bookkeeping_is_true(family):
     assert torch.equal(site.output.weight, before[f"{output}.weight"][:, rows])
     assert torch.equal(site.output.bias, before[f"{output}.bias"])
     assert site.output.in_features == len(rows)
-    assert getattr(site.owner, site.family.head_count) == 2
-    assert getattr(site.owner, site.family.width) == len(rows)
+    counted = {path: operator.attrgetter(path)(site.module) for path in site.layout["follow"]}
+    assert sorted(counted.values()) == [2, len(rows)]
     assert model.config.pruned_heads == {0: [1, 3]}
     assert site.survivors == [0, 2]
     kept = sum(parameter.numel() for parameter in model.parameters())
-    assert sum(p.numel() for p in before.values()) - kept == 2 * site.parameters_per_head()
+    assert sum(p.numel() for p in before.values()) - kept == 2 * site.unit_cost().parameters
 
 
 def test_numbers_stay_original_in_later_cuts(family):
@@ -101,7 +102,7 @@ def test_numbers_stay_original_in_later_cuts(family):
     ("heads", "message"),
     [
         ({0: [1, 1]}, "named twice"),
-        ({9: [0]}, "no site 9"),
+        ({9: [0]}, "no layer 9"),
         ({0: [4]}, "no head 4"),
         ({0: [-1]}, "no head -1"),
         ({1: [0], 0: [2]}, "was removed before"),

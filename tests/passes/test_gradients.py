@@ -14,16 +14,16 @@ import greedy_gnorm as gg
 from greedy_gnorm.data.batches import ready_batches
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes import gradients
-from greedy_gnorm.passes.gradients import gradient_norms, gram_is_cheaper, head_norms
-from greedy_gnorm.tasks.objectives import OBJECTIVES
-from greedy_gnorm.units import Scores, Unit
+from greedy_gnorm.passes.gradients import Inputs, gradient_norms, gram_is_cheaper, unit_norms
+from greedy_gnorm.tasks.objectives import LOGITS, OBJECTIVES, Objective
+from greedy_gnorm.units import Scores, Unit, as_matrix
 
 FORMS = {"by cost": gram_is_cheaper, "gram": lambda *sizes: True, "direct": lambda *sizes: False}
 
 
 def fast(model, batches, objective="logit-norm"):
     norms = gradient_norms(find_sites(model), ready_batches(batches), OBJECTIVES[objective])
-    return np.stack([norms[name] for name in ("q", "k", "v")])
+    return np.stack([as_matrix(norms[name]) for name in ("q", "k", "v")])
 
 
 def relative_error(ours, theirs):
@@ -72,7 +72,8 @@ def test_the_model_is_left_as_it_was():
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
-        gradient_norms(find_sites(model), ready_batches([tiny_batch()]), broken)
+        failing = Objective("broken", "", False, False, LOGITS, broken)
+        gradient_norms(find_sites(model), ready_batches([tiny_batch()]), failing)
     assert torch.equal(torch.get_rng_state(), state)
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad == wanted[name]
@@ -106,12 +107,12 @@ def test_vanishing_gradients_do_not_underflow(form):
     chance = torch.Generator().manual_seed(0)
     inputs = torch.randn(2, 5, 8, generator=chance)
     gradient = torch.randn(2, 5, 6, generator=chance)
-    gram = inputs @ inputs.mT if form == "gram" else None
-    expected = head_norms(inputs.double(), gradient.double(), None, 3)
+    gram, mask = form == "gram", torch.ones(2, 5)
+    expected = unit_norms(Inputs([inputs.double()], mask), gradient.double(), 3, gram=False)
     factors = torch.tensor([1e-30, 1e-30, 1e-30, 1e20, 1e20, 1e20])
-    ours = head_norms(inputs, gradient * factors, gram, 3)
+    ours = unit_norms(Inputs([inputs], mask), gradient * factors, 3, gram=gram)
     torch.testing.assert_close(ours, expected * torch.tensor([1e-30, 1e20], dtype=torch.float64), rtol=1e-5, atol=0)
-    assert head_norms(inputs, torch.zeros(2, 5, 6), gram, 3).eq(0).all()
+    assert unit_norms(Inputs([inputs], mask), torch.zeros(2, 5, 6), 3, gram=gram).eq(0).all()
 
 
 def test_ranking_is_by_logarithms_and_ties_by_place():
@@ -137,7 +138,7 @@ def test_a_nan_stops_with_the_site_and_the_batch_named():
     model = tiny_model("bert")
     with torch.no_grad():
         model.bert.encoder.layer[1].attention.self.value.weight[0, 0] = float("nan")
-    with pytest.raises(gg.NonFiniteScore, match=r"site 0 \(bert.encoder.layer.0.attention\).*batch 0 \(rows 0, 1"):
+    with pytest.raises(gg.NonFiniteScore, match=r"layer 0 \(bert.encoder.layer.0.attention\).*batch 0 \(rows 0, 1"):
         gg.score(model, [tiny_batch()])
 
 

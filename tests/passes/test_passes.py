@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import LABEL_NAMES, shared, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
+from twins import predictions
 
 import greedy_gnorm as gg
 from greedy_gnorm.data.batches import bucketed, ready_batches
@@ -16,11 +17,10 @@ from greedy_gnorm.model.modes import frozen
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.surgery import remove, remove_heads
 from greedy_gnorm.passes import layers as passes
-from greedy_gnorm.passes.evaluation import predictions
 from greedy_gnorm.passes.gradients import gate_gradients, gradient_norms
 from greedy_gnorm.settings import MEBIBYTE, Savings
-from greedy_gnorm.tasks.objectives import OBJECTIVES
-from greedy_gnorm.units import Unit
+from greedy_gnorm.tasks.objectives import LOGITS, OBJECTIVES, Objective
+from greedy_gnorm.units import Unit, as_matrix
 
 LOGIT_NORM = OBJECTIVES["logit-norm"]
 SCORING = [tiny_batch(seed=1), tiny_batch(rows=3, seed=2, longest=7)]
@@ -89,8 +89,8 @@ def test_only_the_changed_layer_and_those_above_run_again():
     batches = ready_batches([tiny_batch()])
     ran: list[int] = []
     for place, layer in enumerate(sites.layers):
-        own = layer.forward
-        layer.forward = lambda *a, place=place, own=own, **k: (ran.append(place), own(*a, **k))[1]
+        own = layer.module.forward
+        layer.module.forward = lambda *a, place=place, own=own, **k: (ran.append(place), own(*a, **k))[1]
     for head, expected in (((2, 0), [2]), ((0, 1), [0, 1, 2]), ((1, 3), [1, 2]), ((1, 0), [1, 2])):
         gradient_norms(sites, batches, LOGIT_NORM)
         predictions(sites, batches)
@@ -122,16 +122,16 @@ def test_what_is_kept_stays_within_the_budget_and_is_measured():
     batches = ready_batches([tiny_batch(seed=seed) for seed in range(6)])
     roomy = find_sites(model).use(Savings(kept_bytes=64 * MEBIBYTE))
     gradient_norms(roomy, batches, LOGIT_NORM)
-    size = sum(roomy.kept._bytes.values())
-    assert all(roomy.kept.runs(batch.inputs, graph=True) for batch in batches)
+    size = sum(roomy.cache._bytes.values())
+    assert all(roomy.cache.get(batch.inputs, graph=True) for batch in batches)
     # At least the activations a backward pass can't do without, per token and layer, and not a multiple of them
     tokens = sum(batch.inputs["input_ids"].numel() for batch in batches)
     assert 3 * tokens * 4 * (16 * 4 + 24) < size < 3 * tokens * 4 * (16 * 12 + 24 * 4 + 12 * 4 * 4)
 
     tight = find_sites(model).use(Savings(kept_bytes=size // 2))
     gradient_norms(tight, batches, LOGIT_NORM)
-    assert 0 < sum(tight.kept._bytes.values()) <= size // 2
-    kept = [tight.kept.runs(batch.inputs, graph=True) is not None for batch in batches]
+    assert 0 < sum(tight.cache._bytes.values()) <= size // 2
+    kept = [tight.cache.get(batch.inputs, graph=True) is not None for batch in batches]
     assert True in kept
     assert False in kept
 
@@ -180,10 +180,10 @@ def test_an_exception_leaves_layers_and_what_was_kept_as_they_were():
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
-        gradient_norms(sites, batches, broken)
-    assert all("forward" not in vars(layer) and not layer._forward_pre_hooks for layer in sites.layers)
+        gradient_norms(sites, batches, Objective("broken", "", False, False, LOGITS, broken))
+    assert all("forward" not in vars(layer.module) and not layer.module._forward_pre_hooks for layer in sites.layers)
     after = gradient_norms(sites, batches, LOGIT_NORM)
-    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert all(np.array_equal(as_matrix(before[name]), as_matrix(after[name])) for name in before)
 
 
 def test_gates_and_norms_share_one_kept_graph():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import LABEL_NAMES, tiny_batch, tiny_model
-from twins import maps_of, slow_entropy, slow_gate_gradients, unpadded
+from twins import maps_of, shape, slow_entropy, slow_gate_gradients, unpadded
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli.app import main
@@ -69,15 +69,16 @@ def test_maps_are_taken_in_float32_whatever_the_models_type(dtype):
     hooks = [
         linear.register_forward_hook(lambda module, inputs, output: seen.update({module: output}))
         for site in sites
-        for linear in (site.query, site.key)
+        for linear in (site.inputs[site.parts["q"]], site.inputs[site.parts["k"]])
     ]
     with torch.no_grad(), attention_maps(sites, lambda site, weights: weights):
         logits = model(**row).logits
     for hook in hooks:
         hook.remove()
-    entropies, confidences = np.zeros(sites.shape), np.zeros(sites.shape)
+    entropies, confidences = np.zeros(shape(sites)), np.zeros(shape(sites))
     for site in sites:
-        query, key = (seen[linear].view(1, -1, 4, 4).transpose(1, 2) for linear in (site.query, site.key))
+        linears = [site.inputs[site.parts[part]] for part in ("q", "k")]
+        query, key = (seen[linear].view(1, -1, 4, 4).transpose(1, 2) for linear in linears)
         weights = (query @ key.mT * 4**-0.5).double().softmax(-1)  # the logits are half precision, their softmax is not
         entropies[site.index] = -(weights * weights.log()).sum(-1).mean(-1)
         confidences[site.index] = weights.amax(-1).mean(-1)
@@ -95,7 +96,7 @@ def test_confidence(family, state):
     model = model_in(family, state)
     sites = find_sites(model)
     rows = [row for batch in BATCHES for row in unpadded(batch)]
-    expected = np.full(sites.shape, np.nan)
+    expected = np.full(shape(sites), np.nan)
     for head in sites.survivors():
         expected[head] = 0
     for row in rows:
@@ -162,7 +163,7 @@ def test_map_gradients_by_finite_differences(family):
 def test_attribution(family, steps):
     model = tiny_model(family, dtype=torch.float64)
     sites = find_sites(model)
-    expected = np.zeros(sites.shape)
+    expected = np.zeros(shape(sites))
     rows = [row for batch in BATCHES for row in unpadded(batch)]
     for row in rows:
         (batch,) = ready_batches([row])
@@ -209,8 +210,8 @@ def test_magnitude(family, state):
     values = gg.score(model, BATCHES, score="magnitude").values
     site = find_sites(model)[0]
     for position, head in enumerate(site.survivors):
-        rows = slice(position * site.head_size, (position + 1) * site.head_size)
-        blocks = [site.query.weight[rows], site.key.weight[rows], site.value.weight[rows], site.output.weight[:, rows]]
+        rows = slice(position * site.output_size, (position + 1) * site.output_size)
+        blocks = [linear.weight[rows] for linear in site.inputs.values()] + [site.output.weight[:, rows]]
         assert values[0, head] == pytest.approx(float(torch.cat([block.detach().flatten() for block in blocks]).norm()))
 
 
