@@ -127,7 +127,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model or one of its units costs: size, work for one row of a stated length, measured time; None: unknown."""
+    """What a model or one of its units costs: size, work for one row, measured time; None where it is not known."""
 
     parameters: int
     bytes: int | None = None

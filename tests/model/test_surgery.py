@@ -128,6 +128,27 @@ def test_a_configuration_shared_by_two_models_is_not_mixed_up():
     assert find_sites(first).removed() == [Unit(0, 1)]
 
 
+def test_two_models_that_share_a_pruned_configuration_are_cut_one_by_one():
+    first = tiny_model("bert")
+    gg.remove_heads(first, {0: [1]})
+    second = type(first)(first.config).eval()
+    assert second.config is first.config
+    before = logits(second)
+    gg.remove_heads(first, {1: [2, 3]})
+    assert find_sites(second).removed() == [Unit(0, 1)]
+    assert find_sites(first).removed() == [Unit(0, 1), Unit(1, 2), Unit(1, 3)]
+    assert torch.equal(logits(second), before)
+
+
+def test_removing_nothing_changes_nothing():
+    model = tiny_model("bert")
+    kind, config, said = type(model), model.config, model.config.to_dict()
+    gg.remove_heads(model, {})
+    gg.remove_heads(model, {0: []})
+    assert (type(model), model.config.to_dict()) == (kind, said)
+    assert model.config is config
+
+
 def test_a_pruned_model_can_be_copied_saved_and_pruned_further(family, tmp_path):
     model = tiny_model(family)
     gg.remove_heads(model, {0: [1]})

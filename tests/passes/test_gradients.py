@@ -71,8 +71,8 @@ def test_the_model_is_left_as_it_was():
         model(**batch.inputs)
         raise RuntimeError("stop")
 
+    failing = Objective("broken", "", False, False, LOGITS, broken)
     with pytest.raises(RuntimeError, match="stop"):
-        failing = Objective("broken", "", False, False, LOGITS, broken)
         gradient_norms(find_sites(model), ready_batches([tiny_batch()]), failing)
     assert torch.equal(torch.get_rng_state(), state)
     for name, parameter in model.named_parameters():
@@ -113,6 +113,42 @@ def test_vanishing_gradients_do_not_underflow(form):
     ours = unit_norms(Inputs([inputs], mask), gradient * factors, 3, gram=gram)
     torch.testing.assert_close(ours, expected * torch.tensor([1e-30, 1e20], dtype=torch.float64), rtol=1e-5, atol=0)
     assert unit_norms(Inputs([inputs], mask), torch.zeros(2, 5, 6), 3, gram=gram).eq(0).all()
+
+
+def alike(ratio, applications=1, rows=4, tokens=24, width=32, padding=6):
+    """Tokens whose mean is `ratio` times as long as their deviations; gradients that sum to about nothing."""
+    chance = torch.Generator().manual_seed(1)
+    parts = []
+    for _ in range(applications):
+        deviations = torch.randn(rows, tokens, width, generator=chance, dtype=torch.float64)
+        mean = torch.randn(rows, 1, width, generator=chance, dtype=torch.float64)
+        parts.append(ratio * mean + deviations)
+    gradient = torch.randn(rows, applications * tokens, 12, generator=chance, dtype=torch.float64)
+    mask = torch.ones(rows, tokens)
+    mask[1:, tokens - padding :] = 0
+    for part in parts:
+        part[1:, tokens - padding :] *= -3  # whatever stands at padding is far from the mean
+    steps = gradient.view(rows, applications, tokens, 12) * mask[:, None, :, None]
+    centred = steps - mask[:, None, :, None] * steps.sum(2, keepdim=True) / mask.sum(1)[:, None, None, None]
+    return [part.float() for part in parts], centred.reshape(rows, -1, 12).float(), mask
+
+
+@pytest.mark.parametrize("applications", [1, 3])
+@pytest.mark.parametrize("ratio", [1.0, 17.3, 300.0, 3e4])
+def test_tokens_that_are_alike_lose_no_more_digits_than_in_the_direct_form(ratio, applications):
+    """The bound: 4 rounding errors of float32 (6e-8 each) times |mean| / |deviation|; 17.3^2 is 300."""
+    parts, gradient, mask = alike(ratio, applications)
+    exact = unit_norms(Inputs([part.double() for part in parts], mask), gradient.double(), 3, gram=False)
+    errors = {
+        gram: float((unit_norms(Inputs(parts, mask), gradient, 3, gram=gram) / exact - 1).abs().max())
+        for gram in (True, False)
+    }
+    bound = 4 * 2.0**-24 * max(ratio, 1)
+    assert errors[True] <= bound, errors
+    stacked = torch.cat(parts, 1)
+    plain = (gradient * (stacked @ stacked.mT @ gradient)).view(len(gradient), -1, 4, 3).sum((1, 3)).clamp_min(0).sqrt()
+    if ratio > 10:
+        assert float((plain / exact - 1).abs().max()) > bound, "without centring the bound does not hold"
 
 
 def test_ranking_is_by_logarithms_and_ties_by_place():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import LABEL_NAMES, shared, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
-from twins import predictions
+from twins import predictions, shape, unpadded
 
 import greedy_gnorm as gg
 from greedy_gnorm.data.batches import bucketed, ready_batches
@@ -19,7 +19,7 @@ from greedy_gnorm.model.surgery import remove, remove_heads
 from greedy_gnorm.passes import layers as passes
 from greedy_gnorm.passes.gradients import gate_gradients, gradient_norms
 from greedy_gnorm.settings import MEBIBYTE, Savings
-from greedy_gnorm.tasks.objectives import LOGITS, OBJECTIVES, Objective
+from greedy_gnorm.tasks.objectives import ANYTHING, LOGITS, OBJECTIVES, Objective, objective
 from greedy_gnorm.units import Unit, as_matrix
 
 LOGIT_NORM = OBJECTIVES["logit-norm"]
@@ -242,3 +242,46 @@ def test_rows_of_the_same_data_are_found_to_coincide():
         model, rows, tokenizer=tiny_tokenizer(), eval_data=rows, samples=0, savings="none", stop="all"
     ).steps
     same(gg.prune(model, rows, tokenizer=tiny_tokenizer(), eval_data=rows, samples=0, stop="all").steps, plain)
+
+
+def reads_all_tokens(model, batch):
+    """Looks at every token of the last layer, not at the logits."""
+    hidden = model(**batch.inputs, output_hidden_states=True).hidden_states[-1]
+    return (hidden * batch.inputs["attention_mask"][..., None]).square().sum((1, 2)).sqrt()
+
+
+def calls_twice(model, batch):
+    """The difference that the second half of each row makes."""
+    whole = model(**batch.inputs).logits
+    half = {name: tensor[:, : tensor.shape[1] // 2 + 1] for name, tensor in batch.inputs.items()}
+    return (whole - model(**half).logits).square().sum(-1)
+
+
+@pytest.mark.parametrize("function", [reads_all_tokens, calls_twice])
+@pytest.mark.parametrize("family", ["bert", "albert", "distilbert"])
+def test_an_objective_that_reads_anything_else_gets_all_of_it(function, family):
+    """Against a backward pass per unpadded row, with every saving on."""
+    model = tiny_model(family, dtype=torch.float64)
+    objective = Objective(function.__name__, "", False, False, ANYTHING, function)
+    sites = find_sites(model).use(Savings(kept_bytes=MEBIBYTE))
+    batches = [tiny_batch(seed=1)]
+    for _ in range(2):
+        norms = gradient_norms(sites, ready_batches(batches), objective)
+    expected = {name: np.zeros(shape(sites)) for name in norms}
+    padded = [{name: tensor[row : row + 1] for name, tensor in batches[0].items()} for row in range(5)]
+    for row in padded if function is calls_twice else unpadded(batches[0]):
+        (batch,) = ready_batches([row])
+        model.zero_grad()
+        function(model, batch).sum().backward()
+        for site in sites:
+            for name in norms:
+                gradient = site.inputs[site.parts[name]].weight.grad.view(site.total, -1)
+                expected[name][site.index] += gradient.norm(dim=1).numpy() / 5
+    for name, value in expected.items():
+        np.testing.assert_allclose(as_matrix(norms[name]), value, rtol=1e-9)
+
+
+def test_an_objective_says_what_it_reads():
+    assert {OBJECTIVES[name].reads for name in OBJECTIVES} == {LOGITS}
+    with pytest.raises(ValueError, match="reads 'logits' or 'anything'"):
+        objective("odd", about="", reads="attention")

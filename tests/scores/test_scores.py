@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -89,6 +91,18 @@ def test_maps_are_taken_in_float32_whatever_the_models_type(dtype):
     model.set_attn_implementation("eager")
     with torch.no_grad():
         torch.testing.assert_close(logits, model(**row).logits, rtol=0, atol=2e-3)  # rounding may differ by a bit
+
+
+@pytest.mark.parametrize("score", ["entropy", "confidence", "tis"])
+def test_looking_at_maps_keeps_no_model_alive(score):
+    model = tiny_model("bert")
+    alive = [weakref.ref(module) for module in model.modules()]
+    gg.score(model, BATCHES, score=score)
+    copies = [each for each in gc.get_objects() if type(each).__name__ == "BertSelfAttention"]
+    assert all(any(each is ref() for ref in alive) for each in copies), "the scored copy is still there"
+    del model, copies
+    gc.collect()
+    assert not any(ref() is not None for ref in alive)
 
 
 @pytest.mark.parametrize("state", STATES)

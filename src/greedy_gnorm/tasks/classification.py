@@ -29,6 +29,9 @@ class SequenceTask(Task):
 
     @classmethod
     def fits(cls, model: nn.Module) -> bool:
+        made_for = {part.__name__.partition("For")[2] for part in type(model).__mro__ if "For" in part.__name__}
+        if made_for and "SequenceClassification" not in made_for:
+            return False
         config: Any = model.config
         implied = Regression.name if config.num_labels == 1 else SingleLabel.name
         return bool((config.problem_type or implied) == cls.name)
