@@ -16,7 +16,6 @@ import greedy_gnorm as gg
 from greedy_gnorm.data.batches import ready_batches
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import evaluate
-from greedy_gnorm.pruning.methods import METHODS
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.units import Step, Unit, removed_by
 
@@ -307,13 +306,6 @@ def test_unknown_names_list_the_choices():
             run(**wrong)
     with pytest.raises(gg.GnormError, match=r"Unknown score 'x'. Choose from: .*gnorm"):
         gg.score(tiny_model("bert"), DATA, score="x")
-
-
-@pytest.mark.parametrize("method", list(METHODS))
-def test_every_method_walks_to_the_end(method, family):
-    steps = run(tiny_model(family), method=method).steps
-    assert len(set(removed_by(steps))) == len(find_sites(tiny_model(family)).survivors())
-    assert all(np.isfinite(list(step.quality.values())).all() for step in steps)
 
 
 def test_a_model_without_a_trained_classifier_is_refused(tmp_path):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,14 @@ def _seal(before: str, line: Mapping[str, Any]) -> str:
     """A short hash of a line and of all before it; without times, so that equal runs have equal seals."""
     told = {name: value for name, value in line.items() if name not in ("seconds", SEAL)}
     return hashlib.blake2b((before + json.dumps(told, sort_keys=True)).encode(), digest_size=8).hexdigest()
+
+
+def chain_seals(lines: Iterable[Mapping[str, Any]]) -> str:
+    """The seal of the last of these lines, which stands for all of them."""
+    seal = ""
+    for line in lines:
+        seal = _seal(seal, line)
+    return seal
 
 
 def identity(header: Mapping[str, Any]) -> dict[str, Any]:
