@@ -26,7 +26,7 @@ def backward_per_sentence(sites: Sites, batches: Batches) -> list[torch.Tensor]:
             model.zero_grad()
             model(input_ids=ids[mask.bool()][None]).logits.norm().backward()
             for site, total in zip(sites, sums, strict=True):
-                for place, linear in enumerate(site.projections.values()):
+                for place, linear in enumerate(site.inputs.values()):
                     gradient: Any = linear.weight.grad
                     total[place] += gradient.view(len(site.survivors), -1).norm(dim=1)
     model.zero_grad()
@@ -43,7 +43,7 @@ def papers_procedure(sites: Sites, batches: Batches, layers: int) -> None:
         for batch in batches:
             model.zero_grad()
             model(**batch.inputs).logits.norm().backward()
-            for linear in site.projections.values():
+            for linear in site.inputs.values():
                 gradient: Any = linear.weight.grad
                 gradient.view(len(site.survivors), -1).norm(dim=1)
     model.zero_grad()
@@ -74,7 +74,7 @@ def per_sample_gradients(sites: Sites, batches: Batches, chunk: int = 8) -> list
     model.set_attn_implementation("eager")
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     wanted = {
-        names[id(linear.weight)]: linear.weight.detach() for site in sites for linear in site.projections.values()
+        names[id(linear.weight)]: linear.weight.detach() for site in sites for linear in site.inputs.values()
     }
 
     def norm(weights: dict[str, torch.Tensor], ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ def per_sample_gradients(sites: Sites, batches: Batches, chunk: int = 8) -> list
             with torch.no_grad():  # no graph around the gradients that are asked for
                 gradients = each(wanted, batch.inputs["input_ids"][some], batch.inputs["attention_mask"][some])
             for site, total in zip(sites, sums, strict=True):
-                for place, linear in enumerate(site.projections.values()):
+                for place, linear in enumerate(site.inputs.values()):
                     gradient = gradients[names[id(linear.weight)]]
                     total[place] += gradient.view(len(gradient), len(site.survivors), -1).norm(dim=2).sum(0)
     model.set_attn_implementation(own)

@@ -28,9 +28,9 @@ from greedy_gnorm.data.batches import Batch, Batches, bucketed, padded
 from greedy_gnorm.demo import prepare
 from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.passes.gradients import gradient_norms
-from greedy_gnorm.pruning.loop import Plan, prune_steps
+from greedy_gnorm.pruning.loop import Plan, Protection, prune_steps
 from greedy_gnorm.pruning.methods import METHODS
-from greedy_gnorm.pruning.prepare import Protection, situation_of
+from greedy_gnorm.pruning.prepare import situation_of
 from greedy_gnorm.pruning.rules import parse_rules
 from greedy_gnorm.report.tables import as_markdown
 from greedy_gnorm.scores import SCORES
@@ -107,12 +107,12 @@ def trajectory(sites: Sites, batches: Batches, steps: int | None = None) -> tupl
     unit = min(seconds(lambda: plain_forward(sites.model, batches)) for _ in range(5))
     sites.use(Savings(kept_bytes=KEPT))
     stop = "all" if steps is None else f"heads={steps}"
-    task = Plan(
+    plan = Plan(
         batches, batches, METHODS["greedy-gnorm"], SCORES["gnorm"], LOGIT_NORM,
         parse_rules([stop], situation_of(sites, Protection())), Protection(), 4,
     )  # fmt: skip
     start = time.perf_counter()
-    walked = list(prune_steps(sites, task))
+    walked = list(prune_steps(sites, plan))
     total = time.perf_counter() - start
     return total / (len(walked) - 1) / unit, [sum(step.seconds.values()) / unit for step in walked[1:]]
 
