@@ -75,7 +75,7 @@ def along_time(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Inputs:
-    """The inputs of a map in one pass, (B, T, d), and their Gram matrix when it is asked for.
+    """The inputs of a map in one pass, (B, T, d), and their centred Gram form when it is asked for.
 
     `mask` is 1 for a token and 0 for padding, (B, T); several applications are centred each by itself.
     """
@@ -83,32 +83,41 @@ class Inputs:
     def __init__(self, applications: Sequence[Tensor], mask: Tensor) -> None:
         exact = torch.promote_types(applications[0].dtype, torch.float32)
         self.rows = along_time(applications).to(exact)
-        self.applications = len(applications)
+        self._count = len(applications)
         self._mask = mask
-        self._gram: Tensor | None = None
+        self._gram: CentredGram | None = None
 
-    def gram(self) -> Tensor:
-        """Inner products of the means and the deviations from them, (B, A + T, A + T) for A applications."""
+    def gram(self) -> CentredGram:
+        """Computed once, for all maps that share these inputs."""
         if self._gram is None:
-            blocks = self._by_application(self.rows)  # (B, A, T / A, d)
-            weights = self._weights(blocks.shape[2])[:, None, :, None]
-            means = (blocks * weights).sum(2, dtype=torch.float64).to(blocks.dtype)  # (B, A, d)
-            centred = torch.cat([means, (blocks - means[:, :, None]).flatten(1, 2)], dim=1)
-            self._gram = centred @ centred.mT
+            tokens = self.rows.shape[1] // self._count
+            known = self._mask.shape[1] == tokens  # an objective may call the model with other tokens
+            real = self._mask if known else self._mask.new_ones(len(self.rows), tokens)
+            self._gram = CentredGram(self.rows, real.to(self.rows.dtype), self._count)
         return self._gram
 
-    def _by_application(self, tensor: Tensor) -> Tensor:
-        return tensor.reshape(len(tensor), self.applications, -1, tensor.shape[2])
 
-    def _weights(self, tokens: int) -> Tensor:
-        """The share of each token in the mean, (B, T): those that are there alike, padding nothing."""
-        real = self._mask if self._mask.shape[1] == tokens else self._mask.new_ones(len(self.rows), tokens)
-        return (real / real.sum(1, keepdim=True)).to(self.rows.dtype)
+class CentredGram:
+    """|X^T g|^2 = |[m; X - m]^T [s; g]|^2 with m the mean of X over tokens and s the sum of g: see above.
 
-    def with_sums(self, gradient: Tensor) -> Tensor:
-        """Gradients behind the sums that belong to the means, (B, A + T, D)."""
-        sums = self._by_application(gradient).sum(2, dtype=torch.float64)
-        return torch.cat([sums.to(gradient.dtype), gradient], dim=1)
+    For A applications there are A means and A sums.
+    """
+
+    def __init__(self, inputs: Tensor, real: Tensor, applications: int) -> None:
+        rows, tokens = real.shape
+        belongs = torch.eye(applications, dtype=inputs.dtype, device=inputs.device)[None, :, :, None]  # (1, A, A, 1)
+        ones = belongs.expand(rows, -1, -1, tokens).flatten(2)  # (B, A, T): which application a token is of
+        weights = ones * (real / real.sum(1, keepdim=True)).repeat(1, applications)[:, None]
+        means = weights @ inputs  # (B, A, d)
+        centred = inputs - (means if applications == 1 else ones.mT @ means)
+        self.deviations = centred @ centred.mT  # (B, T, T)
+        self.means = means @ means.mT  # (B, A, A)
+        self.sums = torch.cat([ones, means @ centred.mT], dim=1)  # (B, 2A, T)
+
+    def squares(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Terms whose sum over all but the last dimension is the squared norm of each column of X^T g."""
+        sums, mixed = (self.sums @ gradient).chunk(2, dim=1)  # (B, A, D): s, and m (X - m)^T g
+        return gradient * (self.deviations @ gradient), sums * (self.means @ sums + 2 * mixed)
 
 
 def gram_is_cheaper(length: int, inputs: int, outputs: int) -> bool:
@@ -130,13 +139,14 @@ def unit_norms(inputs: Inputs, gradient: Tensor, size: int, *, gram: bool) -> Te
     if ((largest < SAFE) & (largest > 0)).any() or (largest > 1 / SAFE).any():
         scale = torch.exp2(torch.frexp(largest).exponent.to(units.dtype))
         gradient = (units / scale[:, None, :, None]).flatten(2)  # (B, T, D)
-    if gram:
-        gradient = inputs.with_sums(gradient)
-        terms = gradient * (inputs.gram() @ gradient)  # (B, A + T, D)
-    else:
-        terms = (inputs.rows.mT @ gradient).square()  # (B, d, D)
-    squares: Tensor = terms.view(rows, -1, width // size, size).sum((1, 3), dtype=torch.float64)
+    terms = inputs.gram().squares(gradient) if gram else ((inputs.rows.mT @ gradient).square(),)  # (B, any, D) each
+    squares = sum((_by_unit(term, size) for term in terms), torch.zeros_like(largest, dtype=torch.float64))
     return squares.clamp_min(0).sqrt() * scale.double()
+
+
+def _by_unit(terms: Tensor, size: int) -> Tensor:
+    """(B, any, units * size) summed to (B, units) in float64."""
+    return terms.view(len(terms), terms.shape[1], -1, size).sum((1, 3), dtype=torch.float64)
 
 
 def gate_gradients(sites: Sites, batch: Batch, objective: Objective) -> list[Tensor]:
