@@ -8,8 +8,9 @@ import pytest
 import typer.main
 
 from greedy_gnorm.cli.app import app
+from greedy_gnorm.cli.options import read_yaml, typed_names
 from greedy_gnorm.pruning.methods import methods_named
-from greedy_gnorm.settings import Settings, read_yaml
+from greedy_gnorm.settings import COMPARING, Settings
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 FILES = sorted((EXPERIMENTS / "paper").glob("*.yaml"))
@@ -17,9 +18,8 @@ FILES = sorted((EXPERIMENTS / "paper").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_comparison_file(path):
-    known = {parameter.name for parameter in typer.main.get_command(app).commands["compare"].params}
     content = read_yaml(path)
-    assert set(content) <= known
+    assert set(content) <= set(typed_names(typer.main.get_command(app).commands["compare"]))
     assert {"model", "data", "out"} <= set(content)
     assert methods_named(content["methods"])
 
@@ -31,9 +31,10 @@ def test_there_is_one_for_each_of_the_papers_models():
 @pytest.mark.parametrize("path", sorted((EXPERIMENTS / "offline").glob("*.yaml")), ids=lambda path: path.stem)
 def test_an_offline_file(path):
     plan = read_yaml(path)
-    trained = {"base", "epochs", "learning_rate", "seed"}
+    trained = {"base", "epochs", "learning-rate", "seed"}
     assert set(plan) - {"class", "longest"} in ({"data", "compare", *trained}, {"data", "compare", "classifier"})
     assert methods_named(plan["compare"].pop("methods"))
     assert plan["compare"].pop("runs") == 3
     assert plan["compare"].pop("trajectories") >= 25
+    assert set(plan["compare"]) <= set(COMPARING)
     Settings.of(plan["compare"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from greedy_gnorm.records.header import check_processes_agree, run_header
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
 from greedy_gnorm.report.outcome import FORMATS, check_format, write_comparison, write_outcome
 from greedy_gnorm.scores import score_with
-from greedy_gnorm.settings import Settings
+from greedy_gnorm.settings import SETTINGS, Settings
 from greedy_gnorm.tasks.objectives import OBJECTIVES
 from greedy_gnorm.tasks.task import task_of
 from greedy_gnorm.units import Latency, Scores, Step, removed_by
@@ -47,24 +47,60 @@ def score(
     *,
     tokenizer: Any = None,
     score: str = "gnorm",
-    **settings: Any,
+    objective: str | None = None,
+    score_options: Mapping[str, Any] | None = None,
+    samples: int | None = 512,
+    seed: int = 0,
+    text: str | None = None,
+    text_pair: str | None = None,
+    label: str | None = None,
+    label_map: Mapping[str, str] | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+    device_map: str | Mapping[str, int | str] | None = None,
+    tokens_per_batch: int = 2048,
+    savings: str | Sequence[str] = "all",
+    trust_remote_code: bool = False,
 ) -> Scores:
-    """Score every head of a model (object, folder or name) on data; the model is left as it was."""
-    given = Settings.of(settings)
+    """Score every head of a model on data, without removing any.
+
+    Args:
+        model: A model object, a folder or a name on the Hugging Face Hub. It is not changed.
+        data: A file, a folder, `hub:NAME[:CONFIG][:SPLIT]`, a list of rows (dicts), a `datasets.Dataset`, or ready
+            batches.
+        tokenizer: The model's tokenizer. Default: the one in the model's folder.
+        score: The score; `gnorm methods` lists them.
+        objective: The quantity that scores differentiate; `gnorm methods` lists them. Default: the score's own.
+        score_options: Options of the score, such as {"variant": "A", "eps": 1e-5}; `gnorm methods` lists them.
+        samples: Rows to score on, a seeded and stratified sample; 0 means all.
+        seed: Seed of the samples, of the split into scoring and evaluation rows and of random scores.
+        text: The text column. Default: found by name.
+        text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
+        label: The label column. Default: found by name.
+        label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
+        dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
+            for half-precision models.
+        device: Where to compute, such as "cpu", "cuda" or "cuda:1". Default: a GPU if there is one.
+        device_map: How to spread a large model over devices: "auto", "balanced", or a dict that gives each module a
+            place (requires accelerate).
+        tokens_per_batch: Tokens in a batch, including padding.
+        savings: Exact savings to use: "all", "none", or a list of names (kept-layers, first-token, gram).
+        trust_remote_code: Allow code that comes with the model to run.
+    """
+    given = _settings(locals())
     function = score_with(score, given.score_options)
-    objective = objective_for(function, given)
-    if objective.needs_reference and function.objective is not None:
-        raise GnormError(f"{objective.name} compares with the unpruned model, which is the one to score: it is zero.")
+    chosen = objective_for(function, given)
+    if chosen.needs_reference and function.objective is not None:
+        raise GnormError(f"{chosen.name} compares with the unpruned model, which is the one to score: it is zero.")
     source = model
     model, tokenizer = load_inputs(model, tokenizer, given)
-    needs_labels = function.asks_for_labels(objective)
+    needs_labels = function.asks_for_labels(chosen)
     batches = scoring_batches(model, tokenizer, task_of(model), data, given, needs_labels=needs_labels)
-    device, dtype = device_for(given), dtype_for(model, given)
-    fits = next(model.parameters()).dtype == dtype and next(model.parameters()).device == device
-    as_it_is = fits and given.device_map is None
+    first, place = next(model.parameters()), device_for(given)
+    as_it_is = (first.dtype, first.device) == (dtype_for(model, given), place) and given.device_map is None
     worked = copy_sharing_weights(model) if as_it_is else working_copy(model, source, given)
     sites = find_sites(worked).use(savings_for(given))
-    return function(sites, shard(batches.to(device)), objective)
+    return function(sites, shard(batches.to(place)), chosen)
 
 
 def prune(
@@ -72,6 +108,28 @@ def prune(
     data: Any,
     *,
     tokenizer: Any = None,
+    method: str = "greedy-gnorm",
+    stop: str | Sequence[str] = "knee",
+    objective: str | None = None,
+    score_options: Mapping[str, Any] | None = None,
+    samples: int | None = 512,
+    eval_samples: int | None = None,
+    seed: int = 0,
+    text: str | None = None,
+    text_pair: str | None = None,
+    label: str | None = None,
+    label_map: Mapping[str, str] | None = None,
+    protect: Sequence[tuple[int, int] | int] = (),
+    min_heads: int = 0,
+    heads_per_step: int | None = None,
+    recompute: int | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+    device_map: str | Mapping[str, int | str] | None = None,
+    tokens_per_batch: int = 2048,
+    cache_memory: int = 2048,
+    savings: str | Sequence[str] = "all",
+    trust_remote_code: bool = False,
     eval_data: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -79,17 +137,53 @@ def prune(
     format: str = FORMATS[0],
     latency: bool = True,
     push_to_hub: str | None = None,
-    **settings: Any,
 ) -> Run:
-    """Prune a copy of a model (object, folder or name); the result has the steps, the solution and the pruned model.
+    """Prune a copy of a model; the result has the steps, the solution and the pruned model.
 
-    `format="dense"` keeps the old shapes with zeros; with `out`, the speed before and after is measured.
+    Args:
+        model: A model object, a folder or a name on the Hugging Face Hub. It is not changed.
+        data: A file, a folder, `hub:NAME[:CONFIG][:SPLIT]`, a list of rows (dicts), a `datasets.Dataset`, or ready
+            batches.
+        tokenizer: The model's tokenizer. Default: the one in the model's folder.
+        method: How heads are chosen; `gnorm methods` lists the methods.
+        stop: When to stop: one rule such as "drop=0.01", or a list of rules of which the first that fires stops the
+            run.
+        objective: The quantity that scores differentiate; `gnorm methods` lists them. Default: the score's own.
+        score_options: Options of the score, such as {"variant": "A", "eps": 1e-5}; `gnorm methods` lists them.
+        samples: Rows to score on, a seeded and stratified sample; 0 means all.
+        eval_samples: Rows to evaluate on; 0, the default, means all.
+        seed: Seed of the samples, of the split into scoring and evaluation rows and of random scores.
+        text: The text column. Default: found by name.
+        text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
+        label: The label column. Default: found by name.
+        label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
+        protect: Heads to keep: (layer, head) pairs, or a layer's number for all of its heads, such as [(0, 3), 11].
+        min_heads: Heads to keep in every layer at least.
+        heads_per_step: Heads to remove in each step. Default: the method's own number.
+        recompute: Steps from one scoring to the next; 0 scores only once. Default: the method's own number.
+        dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
+            for half-precision models.
+        device: Where to compute, such as "cpu", "cuda" or "cuda:1". Default: a GPU if there is one.
+        device_map: How to spread a large model over devices: "auto", "balanced", or a dict that gives each module a
+            place (requires accelerate).
+        tokens_per_batch: Tokens in a batch, including padding.
+        cache_memory: Megabytes for outputs of unchanged layers, kept between steps; 0 keeps nothing.
+        savings: Exact savings to use: "all", "none", or a list of names (kept-layers, first-token, gram).
+        trust_remote_code: Allow code that comes with the model to run.
+        eval_data: Rows to evaluate on, given like `data`. Default: rows of `data` that are not used for scoring.
+        out: The folder to write the run to: journal, model, report, figures and tables. Default: nothing is written.
+        resume: Continue the run in `out`.
+        on_step: Called with each new step, the number of heads removed so far and the number that may be removed in
+            all.
+        format: The saved model: "pruned" is smaller; "dense" keeps the original shapes, with zeros.
+        latency: Measure the speed before and after, if `out` is given.
+        push_to_hub: Upload the pruned model to the hub under this name; requires `out`.
     """
-    given = Settings.of(settings)
+    given = _settings(locals())
     check_format(format)
     if push_to_hub is not None:
         if out is None:
-            raise GnormError("To push a model to the hub, name a folder for it by out.")
+            raise GnormError("push_to_hub requires a folder for the model: set out.")
         hub.check(push_to_hub)
     prepared = together(lambda: prepare_run(model, tokenizer, data, eval_data, given))
     header = run_header(prepared.model, model, prepared.rows, given)
@@ -117,6 +211,11 @@ def prune(
         if push_to_hub is not None:
             hub.push(journal.folder / "model", push_to_hub)
         return run
+
+
+def _settings(keywords: Mapping[str, Any]) -> Settings:
+    """The settings among the keyword arguments of a function."""
+    return Settings.of({name: keywords[name] for name in SETTINGS if name in keywords})
 
 
 def _latencies(before: Any, after: Any, given: Settings) -> list[Latency]:
@@ -194,13 +293,65 @@ def compare(
     methods: str | Sequence[str] = "paper",
     runs: int = 3,
     trajectories: int = 25,
+    objective: str | None = None,
+    score_options: Mapping[str, Any] | None = None,
+    samples: int | None = 512,
+    eval_samples: int | None = None,
+    seed: int = 0,
+    text: str | None = None,
+    text_pair: str | None = None,
+    label: str | None = None,
+    label_map: Mapping[str, str] | None = None,
+    protect: Sequence[tuple[int, int] | int] = (),
+    min_heads: int = 0,
+    heads_per_step: int | None = None,
+    recompute: int | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+    tokens_per_batch: int = 2048,
+    cache_memory: int = 2048,
+    savings: str | Sequence[str] = "all",
+    trust_remote_code: bool = False,
     eval_data: Any = None,
     resume: bool = False,
     on_step: OnPartStep | None = None,
-    **settings: Any,
 ) -> Comparison:
-    """Walk every method down to the last head, several times, and put the curves side by side in a folder."""
-    given = Settings.of({**settings, "stop": ("all",)})
+    """Prune with several methods until no head is left, several times each, and write tables and figures.
+
+    Args:
+        model: A model object, a folder or a name on the Hugging Face Hub. It is not changed.
+        data: A file, a folder, `hub:NAME[:CONFIG][:SPLIT]`, a list of rows (dicts), or a `datasets.Dataset`.
+        out: The folder to write to.
+        tokenizer: The model's tokenizer. Default: the one in the model's folder.
+        methods: "paper", "all", or names of methods; `gnorm methods` lists them.
+        runs: Runs of each method, each on another scoring sample.
+        trajectories: Runs of the method "random".
+        objective: The quantity that scores differentiate; `gnorm methods` lists them. Default: the score's own.
+        score_options: Options of the score, such as {"variant": "A", "eps": 1e-5}; `gnorm methods` lists them.
+        samples: Rows to score on, a seeded and stratified sample; 0 means all.
+        eval_samples: Rows to evaluate on; 0, the default, means all.
+        seed: Seed of the samples, of the split into scoring and evaluation rows and of random scores.
+        text: The text column. Default: found by name.
+        text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
+        label: The label column. Default: found by name.
+        label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
+        protect: Heads to keep: (layer, head) pairs, or a layer's number for all of its heads, such as [(0, 3), 11].
+        min_heads: Heads to keep in every layer at least.
+        heads_per_step: Heads to remove in each step. Default: the method's own number.
+        recompute: Steps from one scoring to the next; 0 scores only once. Default: the method's own number.
+        dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
+            for half-precision models.
+        device: Where to compute, such as "cpu", "cuda" or "cuda:1". Default: a GPU if there is one.
+        tokens_per_batch: Tokens in a batch, including padding.
+        cache_memory: Megabytes for outputs of unchanged layers, kept between steps; 0 keeps nothing.
+        savings: Exact savings to use: "all", "none", or a list of names (kept-layers, first-token, gram).
+        trust_remote_code: Allow code that comes with the model to run.
+        eval_data: Rows to evaluate on, given like `data`. Default: rows of `data` that are not used for scoring.
+        resume: Continue the comparison in `out`.
+        on_step: Called with the walk (method and run), its new step, the number of heads removed so far and the number
+            that may be removed in all.
+    """
+    given = _settings({**locals(), "stop": "all"})
     experiment = run_experiment(
         model, tokenizer, data, out=Path(out), methods=methods, runs=runs, trajectories=trajectories,
         eval_data=eval_data, resume=resume, on_step=on_step, given=given,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import Field, asdict, dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal, Self, get_args
 
-import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
 
 from greedy_gnorm.errors import GnormError
 
@@ -33,114 +33,186 @@ class Savings:
         return [saving.name.replace("_", "-") for saving in fields(cls) if saving.metadata]
 
     @classmethod
-    def named(cls, text: str, megabytes: int = 0) -> Savings:
-        """`all`, `none`, or the names of those that are on: kept-layers,gram."""
+    def named(cls, chosen: str | Sequence[str], megabytes: int = 0) -> Savings:
+        """`all`, `none`, or a list of the names of those that are on."""
         known = cls.names()
-        names = [name.strip() for name in text.split(",")]
-        chosen = known if names == ["all"] else [] if names == ["none"] else names
-        unknown = [name for name in chosen if name not in known]
+        names = known if chosen == "all" else [] if chosen == "none" else chosen
+        unknown = [name for name in names if name not in known]
         if unknown:
-            raise GnormError(f"Unknown saving {unknown[0]!r}. Write all, none, or some of: {', '.join(known)}.")
-        on = {name.replace("-", "_"): name in chosen for name in known}
-        return replace(cls(**on), kept_bytes=megabytes * MEBIBYTE)
+            raise GnormError(f"Unknown saving {unknown[0]!r}. Use 'all', 'none', or a list of: {', '.join(known)}.")
+        return cls(**{name.replace("-", "_"): name in names for name in known}, kept_bytes=megabytes * MEBIBYTE)
 
 
-DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else value
 
 
-def _setting(default: Any, about: str) -> Any:
-    return field(default=default, metadata={"help": about})
+def _as_dict(value: Any) -> Any:
+    """An empty mapping sets nothing."""
+    return (dict(value) or None) if isinstance(value, Mapping) else value
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Everything a run can be told besides the model, the data and where to write."""
+def _one_as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else _as_tuple(value)
 
-    method: str = _setting("greedy-gnorm", "Which heads go: one of `gnorm methods`.")
-    objective: str | None = _setting(None, "What is scored, one of `gnorm methods`; the score's own by default.")
-    score_options: str | None = _setting(None, "Options of the score, such as variant=A,eps=1e-5.")
-    stop: tuple[str, ...] = _setting(("knee",), "When to stop; several may be given, the first that fires stops.")
-    samples: int | None = _setting(512, "Rows to score on, seeded and stratified; 0 means all.")
-    eval_samples: int | None = _setting(None, "Rows to evaluate on; 0, the default, means all.")
-    seed: int = _setting(0, "Seed of samples, divisions and random scores.")
-    text: str | None = _setting(None, "The column of the text; found by name by default.")
+
+def _none_as_empty(value: Any) -> Any:
+    return () if value is None else _as_tuple(value)
+
+
+def _zero_as_all(value: Any) -> Any:
+    return None if type(value) is int and value == 0 else value
+
+
+def _numbers_as_text(value: Any) -> Any:
+    """Labels are often numbers; they are compared as they are written."""
+
+    def text(label: Any) -> Any:
+        return str(label) if isinstance(label, int) and not isinstance(label, bool) else label
+
+    return {text(ours): text(theirs) for ours, theirs in value.items()} if isinstance(value, Mapping) else value
+
+
+def _check_places(value: Any) -> Any:
+    """JSON is read by the command line only; on the meta device there are no weights."""
+    is_json = isinstance(value, str) and value.lstrip().startswith("{")
+    if is_json or (isinstance(value, Mapping) and (not value or "meta" in value.values())):
+        raise ValueError
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _one_saving_as_tuple(value: Any) -> Any:
+    return value if value in ("all", "none") else _one_as_tuple(value)
+
+
+def _check_savings(value: Any) -> Any:
+    Savings.named(value)
+    return value
+
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
+Rows = Annotated[Positive | None, BeforeValidator(_zero_as_all)]
+LayerHead = Annotated[tuple[Count, Count], BeforeValidator(_as_tuple)]
+Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
+
+
+def _setting(default: Any, description: str, expected: str | None = None) -> Any:
+    """A field; `expected` says what a value must be, where the type alone does not."""
+    return Field(default, description=description, json_schema_extra={"expected": expected})
+
+
+class Settings(BaseModel):
+    """Everything that can be set for a run besides the model, the data and where to write."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    method: str = _setting("greedy-gnorm", "How heads are chosen; `gnorm methods` lists the methods.")
+    stop: Annotated[tuple[str, ...], BeforeValidator(_one_as_tuple)] = _setting(
+        ("knee",),
+        "When to stop; several rules may be given, and the first that fires stops the run.",
+        "a rule or a list of rules, such as 'drop=0.01' or ['drop=0.01', 'heads=5']",
+    )
+    objective: str | None = _setting(
+        None, "The quantity that scores differentiate; `gnorm methods` lists them. Default: the score's own."
+    )
+    score_options: Annotated[dict[str, bool | int | FiniteFloat | str] | None, BeforeValidator(_as_dict)] = _setting(
+        None,
+        "Options of the score; `gnorm methods` lists them.",
+        "a dict of names and values, such as {'variant': 'A', 'eps': 1e-05}",
+    )
+    samples: Rows = _setting(512, "Rows to score on, a seeded and stratified sample; 0 means all.")
+    eval_samples: Rows = _setting(None, "Rows to evaluate on; 0, the default, means all.")
+    seed: Count = _setting(
+        0, "Seed of the samples, of the split into scoring and evaluation rows and of random scores."
+    )
+    text: str | None = _setting(None, "The text column. Default: found by name.")
     text_pair: str | None = _setting(
-        None, "The column of the second text of a pair; found by name unless --text is given."
+        None, "The column of the second text of a pair. Default: found by name, unless the text column is given."
     )
-    label: str | None = _setting(None, "The column of the label; found by name by default.")
-    label_map: str | None = _setting(None, "The data's labels as the model's: neg=NEGATIVE,pos=POSITIVE.")
-    protect: str | None = _setting(None, "Heads that stay, SITE.HEAD or a whole SITE: 0.3,0.7,11.")
-    min_heads: int = _setting(0, "Heads that every site keeps at the least.")
-    heads_per_step: int | None = _setting(None, "Heads to remove a step, instead of the method's own number.")
-    recompute: int | None = _setting(None, "Score again every so many steps (0: never), instead of the method's own.")
-    dtype: str = _setting("auto", f"Precision of the work: {', '.join(DTYPES)}; auto is float32 for half precision.")
-    device: str | None = _setting(None, "Where to compute: cpu, cuda, cuda:1; a GPU by default where there is one.")
-    device_map: str | None = _setting(
-        None, 'Spread a large model over devices: auto, balanced, or JSON such as \'{"": "disk"}\' (needs accelerate).'
+    label: str | None = _setting(None, "The label column. Default: found by name.")
+    label_map: Annotated[dict[str, str] | None, BeforeValidator(_as_dict), BeforeValidator(_numbers_as_text)] = (
+        _setting(
+            None,
+            "The model's label for each label of the data.",
+            "a dict from the data's labels to the model's, such as {'neg': 'NEGATIVE', 'pos': 'POSITIVE'}",
+        )
     )
-    tokens_per_batch: int = _setting(2048, "Tokens in a batch, padding included.")
-    cache_memory: int = _setting(2048, "Megabytes for what unchanged layers computed, kept between steps; 0: none.")
-    savings: str = _setting("all", f"Exact savings that are on: all, none, or some of {', '.join(Savings.names())}.")
+    protect: Annotated[tuple[LayerHead | Count, ...], BeforeValidator(_none_as_empty)] = _setting(
+        (),
+        "Heads to keep: (layer, head) pairs, or a layer's number for all of its heads.",
+        "a list of (layer, head) pairs and layers, such as [(0, 3), 11]",
+    )
+    min_heads: Count = _setting(0, "Heads to keep in every layer at least.")
+    heads_per_step: Positive | None = _setting(None, "Heads to remove in each step. Default: the method's own number.")
+    recompute: Count | None = _setting(
+        None, "Steps from one scoring to the next; 0 scores only once. Default: the method's own number."
+    )
+    dtype: Dtype = _setting("auto", "Precision of the computation; auto uses float32 for half-precision models.")
+    device: str | None = _setting(None, "Where to compute: cpu, cuda, cuda:1. Default: a GPU if there is one.")
+    device_map: Annotated[str | dict[str, int | str] | None, BeforeValidator(_check_places)] = _setting(
+        None,
+        "How to spread a large model over devices: auto, balanced, or a place for each module (requires accelerate).",
+        "'auto', 'balanced', or a dict that gives every module a place (a GPU's number, 'cpu' or 'disk'), such as "
+        "{'': 'disk'}",
+    )
+    tokens_per_batch: Positive = _setting(2048, "Tokens in a batch, including padding.")
+    cache_memory: Count = _setting(
+        2048, "Megabytes for outputs of unchanged layers, kept between steps; 0 keeps nothing."
+    )
+    savings: Annotated[str | tuple[str, ...], BeforeValidator(_one_saving_as_tuple), AfterValidator(_check_savings)] = (
+        _setting(
+            "all",
+            f"Exact savings to use: all, none, or some of {', '.join(Savings.names())}.",
+            f"'all', 'none' or a list of names ({', '.join(Savings.names())})",
+        )
+    )
     trust_remote_code: bool = _setting(False, "Allow code that comes with the model to run.")
 
-    def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        if not isinstance(self.stop, list | tuple) or not all(isinstance(part, str) for part in self.stop):
-            raise GnormError(f"stop must be a rule or a list of rules, such as 'drop=0.01', not {self.stop!r}.")
-        object.__setattr__(self, "stop", tuple(self.stop))
-        for name in ("samples", "eval_samples"):  # 0 means all
-            object.__setattr__(self, name, getattr(self, name) or None)
-        for setting in fields(self):
-            _check_type(setting, getattr(self, setting.name))
-        if self.dtype not in DTYPES:
-            raise GnormError(f"Unknown dtype {self.dtype!r}. Choose from: {', '.join(DTYPES)}.")
-        Savings.named(self.savings)
-        for name, least in (
-            ("samples", 1),
-            ("eval_samples", 1),
-            ("tokens_per_batch", 1),
-            ("seed", 0),
-            ("min_heads", 0),
-            ("cache_memory", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and not least <= value < 2**63:
-                raise GnormError(f"{name} must be at least {least}{' and below 2**63' * (value > 0)}, not {value}.")
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise GnormError(_message(error, given)) from None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Settings:
         """Settings from names and values; an unknown name is refused with those that exist."""
-        known = [setting.name for setting in fields(cls)]
-        unknown = sorted(set(given) - set(known))
-        if unknown:
-            raise GnormError(f"Unknown setting {unknown[0]!r}. Settings: {', '.join(known)}.")
         return cls(**given)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with some settings changed; they are checked, which pydantic's own copy does not do."""
+        return type(self)(**{**dict(self), **(update or {})})
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for run.json and YAML."""
-        return {**asdict(self), "stop": list(self.stop)}
+        return self.model_dump(mode="json")
 
 
-def _check_type(setting: Field[Any], value: Any) -> None:
-    """Refuse a value of the wrong type; annotations are strings here, such as `int | None`."""
-    kinds = {"str": str, "int": int, "bool": bool, "tuple[str, ...]": tuple}
-    wanted = [kinds[part] for part in str(setting.type).split(" | ") if part != "None"]
-    if value is None and "None" in str(setting.type):
-        return
-    if not isinstance(value, tuple(wanted)) or (isinstance(value, bool) and bool not in wanted):
-        raise GnormError(f"{setting.name} must be {setting.type}, not {value!r} ({type(value).__name__}).")
+SETTINGS = tuple(Settings.model_fields)
+"""The names of all settings, in the order of every signature, help text and record."""
+_NOT_FOR_SCORING = (
+    "method", "stop", "eval_samples", "protect", "min_heads", "heads_per_step", "recompute", "cache_memory",
+)  # fmt: skip
+SCORING = tuple(name for name in SETTINGS if name not in _NOT_FOR_SCORING)
+"""The settings of `score`."""
+COMPARING = tuple(name for name in SETTINGS if name not in ("method", "stop", "device_map"))
+"""The settings of `compare`, which walks several methods to the end on copies of a model that fits one device."""
+DTYPES = get_args(Dtype)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The names and values of a YAML file, hyphens in names read as underscores; safe loading only."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise GnormError(f"Can't read {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise GnormError(f"{path} must hold names and values, such as `method: greedy-gnorm`.")
-    settings = {str(name).replace("-", "_"): value for name, value in content.items()}
-    if "protect" in settings and not isinstance(settings["protect"], str):
-        raise GnormError(f"{path}: put protect in quotes ('0.10'), or YAML reads it as a number.")
-    return settings
+def _message(error: ValidationError, given: Mapping[str, Any]) -> str:
+    """The first fault of a validation in one line: the setting, what was expected and what was given."""
+    unknown = sorted(set(given) - set(SETTINGS))
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], SETTINGS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        return f"Unknown setting {unknown[0]!r}.{hint} Settings: {', '.join(SETTINGS)}."
+    fault = error.errors(include_url=False)[0]
+    name = str(fault["loc"][0])
+    value = given[name]
+    about: Any = Settings.model_fields[name].json_schema_extra
+    expected = about["expected"] or (
+        str(fault["msg"]).removeprefix("Input should be ").replace("greater than or equal to", "at least")
+    )
+    return f"{name} must be {expected}, not {value!r:.100} ({type(value).__name__})."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -147,7 +148,15 @@ def test_help_explains_itself(capsys):
         ({"more": ["--samples", "many"]}, "--samples"),
         ({"more": ["--nonsense"]}, "--nonsense"),
         ({"more": ["--seed", "-1"]}, "seed must be at least 0"),
-        ({"more": ["--score-options", "x=1"]}, "no option 'x=1'"),
+        ({"more": ["--score-options", "x=1"]}, "no option 'x'"),
+        ({"more": ["--score-options", "x"]}, "score_options must be pairs such as variant=A,eps=1e-5"),
+        ({"more": ["--label-map", "x"]}, "label_map must be pairs such as neg=NEGATIVE,pos=POSITIVE"),
+        ({"more": ["--protect", "x"]}, "protect must be heads and layers such as 0.3,11"),
+        ({"more": ["--protect", "0.9"]}, "layer 0 has no head 9; its heads are 0 to 3"),
+        ({"more": ["--protect", "L5"]}, "this model has no layer 5; its layers are 0 to 1"),
+        ({"more": ["--savings", "x"]}, "Unknown saving 'x'"),
+        ({"more": ["--device-map", "{"]}, "not valid JSON"),
+        ({"more": ["--dtype", "int8"]}, "dtype must be 'auto'"),
         ({"out": "occupied"}, "not empty"),
     ],
 )
@@ -176,7 +185,7 @@ def test_an_output_folder_that_can_not_be_made(prune, tmp_path, capsys):
     assert "Can't write to" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere: tests/test_kill.py mounts a read-only disk")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere: tests/records/test_kill.py mounts a read-only disk")
 def test_a_read_only_output_folder(prune, tmp_path, capsys):
     (tmp_path / "locked").mkdir(mode=0o500)
     assert prune(out="locked/run") == 2
@@ -235,11 +244,102 @@ def test_names_that_look_like_markup_are_shown_as_they_are(prune, capsys):
     assert "run[/b] :smile:" in capsys.readouterr().out
 
 
-def test_a_number_for_protect_in_yaml_is_refused(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("protect: 0.10", "protect must be a list of (layer, head) pairs and layers, such as [(0, 3), 11], not 0.1"),
+        ("label-map: [neg, pos]", "label_map must be a dict"),
+        ("label-map: {no: NEGATIVE}", "label_map must be a dict from the data's labels to the model's"),
+        ("score_options: 3", "score_options must be a dict"),
+        ("samples: 3.5", "--samples"),
+        ("samples: true", "--samples"),
+        ("samples: [3]", "samples must be one value, not [3]"),
+        ("resume: perhaps", "--resume"),
+        ("format: tiny", "--format"),
+        ("stop: {drop: 0.01}", "stop must be a name or a list of names, not {'drop': 0.01}"),
+        ("stop: [drop=0.01, 3]", "stop must be a name or a list of names, not ['drop=0.01', 3]"),
+    ],
+)
+def test_wrong_values_in_a_file(line, message, tmp_path, capsys):
     path = tmp_path / "run.yaml"
-    path.write_text("protect: 0.10\n")
-    assert main(["prune", "--config", str(path)]) == 2
-    assert "put protect in quotes" in capsys.readouterr().err
+    path.write_text(line + "\n")
+    command = ["prune", "model", "--data", "rows.csv", "--out", str(tmp_path / "run"), "--config", str(path)]
+    assert main(command) == 2
+    text = " ".join(capsys.readouterr().err.split())
+    assert message in text
+    assert "Traceback" not in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_has_lists_and_dicts_and_every_option_by_its_name(model_folder, data_file, tmp_path, capsys):
+    path, out = tmp_path / "run.yaml", tmp_path / "run"
+    path.write_text(
+        f"""model: {model_folder}
+data: {data_file}
+out: {out}
+stop: [drop=0.9, heads=3]
+protect: [[0, 3], 1]
+label-map: {{neg: neg, pos: pos, neutral: neutral}}
+method: ae
+score_options: {{variant: A, eps: 1e-5}}
+savings: [kept-layers, gram]
+device-map:
+samples: 9
+format: dense
+latency: false
+quiet: true
+json: true
+"""
+    )
+    assert main(["prune", "--config", str(path)]) == 0
+    text = capsys.readouterr()
+    assert json.loads(text.out)["heads"]["removed"] == 3
+    assert text.err == ""
+    header = json.loads((out / "run.json").read_text())
+    expected = {
+        "stop": ["drop=0.9", "heads=3"],
+        "protect": [[0, 3], 1],
+        "label_map": {"neg": "neg", "pos": "pos", "neutral": "neutral"},
+        "score_options": {"variant": "A", "eps": 1e-5},
+        "savings": ["kept-layers", "gram"],
+        "device_map": None,
+        "samples": 9,
+    }
+    assert {name: header["config"][name] for name in expected} == expected
+    assert header["result"]["latency"] == []
+    assert "pruned_heads" not in json.loads((out / "model" / "config.json").read_text()), "the model is dense"
+    line = ["--protect", "L0H3,1", "--label-map", "neg=neg,pos=pos,neutral=neutral", "--savings", "kept-layers,gram"]
+    line += ["--score-options", "variant=A,eps=1e-5", "--stop", "drop=0.9", "--stop", "heads=3", "--method", "ae"]
+    again = ["prune", str(model_folder), "--data", str(data_file), "--samples", "9", "--out", str(tmp_path / "again")]
+    assert main([*again, *line, "--no-latency", "--quiet"]) == 0
+    assert json.loads((tmp_path / "again" / "run.json").read_text())["config"] == header["config"]
+    assert main(["prune", "--config", str(path), "--resume"]) == 0
+
+
+@pytest.mark.parametrize("command", ["prune", "score", "compare"])
+def test_the_list_of_settings_has_the_names_that_a_user_types(command, tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text("nonsense: 1\n")
+    assert main([command, "--config", str(tmp_path / "run.yaml")]) == 2
+    text = " ".join(capsys.readouterr().err.split())
+    names = text.partition("Settings: ")[2].rstrip(".").split(", ")
+    assert main([command, "--help"]) == 0
+    options = re.findall(r"^  --([\w-]+)", capsys.readouterr().out, flags=re.MULTILINE)
+    assert {"json", "quiet", "label-map", "model"} <= set(names)
+    assert not {"form", "as-json", "as_json", "config", "show", "context", "name", "help"} & set(names)
+    assert {*options, "model"} == {*names, "config", "help"}
+
+
+def test_help_speaks_of_layers(capsys):
+    for command in ("prune", "score", "compare", "report", "table", "export", "methods", "demo"):
+        assert main([command, "--help"]) == 0
+        assert "site" not in capsys.readouterr().out.lower()
+
+
+def test_the_version(capsys):
+    from greedy_gnorm import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gnorm {__version__}\n"
 
 
 def test_the_demo_checks_its_options_before_it_trains(capsys, monkeypatch, tmp_path):

@@ -230,10 +230,10 @@ def test_the_command_reads_a_file(methods, tmp_path, model_folder, data_file, ca
     ("line", "message"),
     [
         ("data: [a.csv, b.csv]", "data must be one value, not ['a.csv', 'b.csv']"),
-        ("score-options: [variant=A, eps=1]", "score_options must be one value, not ['variant=A', 'eps=1']"),
-        ("methods: [ae, 3]", "methods must be names, not 3"),
-        ("methods: {ae: 1}", "methods must be one value, not {'ae': 1}"),
-        ("stop: [knee, 3]", "stop must be names, not 3"),
+        ("score-options: [variant=A, eps=1]", "score_options must be a dict of names and values"),
+        ("methods: [ae, 3]", "methods must be a name or a list of names, not ['ae', 3]"),
+        ("methods: {ae: 1}", "methods must be a name or a list of names, not {'ae': 1}"),
+        ("stop: [knee, 3]", "stop must be a name or a list of names, not ['knee', 3]"),
     ],
 )
 def test_a_list_where_none_belongs_is_refused(line, message, tmp_path, model_folder, data_file, capsys):

@@ -1,6 +1,6 @@
 """The command line: options and one thin call per command.
 
-What a command does is imported when it runs, with torch and transformers: help comes at once.
+The code of a command is imported when it runs, since torch and transformers take seconds: help is shown at once.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Annotated, Any
 import typer
 
 from greedy_gnorm.cli.options import (
-    PRUNING,
-    SCORING,
     Config,
     Data,
     EvalData,
     Json,
+    Methods,
     Model,
     OptionalData,
     OptionalModel,
     Out,
     Quiet,
+    Version,
     given_names,
     with_settings,
 )
 from greedy_gnorm.errors import GnormError, Interrupted, ProcessGone
 from greedy_gnorm.pruning.rules import check_names, forms
-from greedy_gnorm.settings import Settings
+from greedy_gnorm.settings import COMPARING, SCORING, SETTINGS, Settings
 
 INTERRUPTED = 130
-"""The exit code of a process that Ctrl-C ended."""
+"""The exit code after Ctrl-C."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -43,10 +43,11 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 @app.callback(help="Prune attention heads from Hugging Face transformer models: Greedy-Gnorm, exact and fast.")
 def root(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error (anywhere on the line).")
+        bool, typer.Option("--debug", help="Show the traceback of an error (may follow the command).")
     ] = False,
+    version: Version = False,
 ) -> None:
-    """Options of every command; `main` takes --debug off the line before."""
+    """Options of every command; `main` removes --debug from the arguments before."""
 
 
 class ModelFormat(StrEnum):
@@ -55,7 +56,7 @@ class ModelFormat(StrEnum):
 
 
 @app.command()
-@with_settings(*PRUNING)
+@with_settings(SETTINGS)
 def prune(
     context: typer.Context,
     out: Out,
@@ -63,15 +64,15 @@ def prune(
     model: OptionalModel = None,
     data: OptionalData = None,
     eval_data: EvalData = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
-    live: Annotated[bool, typer.Option("--live", help="Write report.html while the run goes on.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Write report.html during the run.")] = False,
     from_run: Annotated[
-        Path | None, typer.Option(help="Take a step of a recorded run instead; needs no data and scores nothing.")
+        Path | None, typer.Option(help="Save a step of an earlier run instead of starting one; no data is needed.")
     ] = None,
-    at_step: Annotated[int | None, typer.Option(help="With --from-run: the step to take.")] = None,
+    at_step: Annotated[int | None, typer.Option(help="With --from-run: the step to save.")] = None,
     form: Annotated[
         ModelFormat,
-        typer.Option("--format", help="The saved model: smaller (pruned), or old shapes with zeros (dense)."),
+        typer.Option("--format", help="The saved model: smaller (pruned), or original shapes with zeros (dense)."),
     ] = ModelFormat.pruned,
     latency: Annotated[bool, typer.Option(help="Measure the speed before and after.")] = True,
     push_to_hub: Annotated[str | None, typer.Option(metavar="NAME", help="Upload the pruned model to the hub.")] = None,
@@ -79,19 +80,21 @@ def prune(
     as_json: Json = False,
     config: Config = None,
 ) -> None:
-    """Prune a classifier: score, remove the least important head, score again, until a rule says stop."""
+    """Prune a classifier: score, remove the least important head and score again, until a rule stops the run."""
     from greedy_gnorm.cli import commands
 
     if (from_run is None) != (at_step is None):
-        raise GnormError("--from-run and --at-step belong together: gnorm prune --from-run DIR --at-step N --out OUT.")
+        raise GnormError("Use --from-run and --at-step together: gnorm prune --from-run DIR --at-step N --out OUT.")
     if from_run is not None and at_step is not None:
-        known = {"model", "out", "from_run", "at_step", "quiet", "as_json", "trust_remote_code", "form", "latency"}
-        if others := given_names(context) - known:
-            raise GnormError(f"--from-run takes a run as it is: {', '.join(sorted(others))} can't be changed.")
+        allowed = {"model", "out", "from-run", "at-step", "quiet", "json", "trust-remote-code", "format", "latency"}
+        if others := given_names(context) - allowed:
+            raise GnormError(f"--from-run uses the settings of that run: remove {', '.join(sorted(others))}.")
         taking = {"model": model, "trust_remote_code": settings["trust_remote_code"], "latency": latency}
         commands.take(from_run, at_step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json)
     elif model is None or data is None:
-        raise GnormError("Say what to prune: gnorm prune MODEL --data DATA --out OUT, or --from-run DIR --at-step N.")
+        raise GnormError(
+            "Give a model and data, gnorm prune MODEL --data DATA --out OUT, or --from-run DIR --at-step N."
+        )
     else:
         settings |= {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
         commands.prune(
@@ -102,54 +105,55 @@ def prune(
 @app.command()
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="A run, a comparison, or several runs to put side by side.")
+        list[Path], typer.Argument(metavar="DIR...", help="A run, a comparison, or several runs to show side by side.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The file to write; report.html in the folder, or in that which holds them all.")
+        Path | None,
+        typer.Option(help="The file to write. Default: report.html in the folder, or above all folders."),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Make report.html from the journal: one page that needs nothing else; also of a run that is not finished."""
+    """Write report.html, a page in one file, from the journal of a run; the run need not be finished."""
     from greedy_gnorm.cli import commands
 
     commands.report(folders, out, show=show)
 
 
 @app.command()
-@with_settings(*SCORING)
+@with_settings(SCORING)
 def score(
     model: Model,
     data: Data,
     out: Out,
     settings: dict[str, Any],
-    name: Annotated[str, typer.Option("--score", help="The score: one of `gnorm methods`.")] = "gnorm",
+    name: Annotated[str, typer.Option("--score", help="The score; `gnorm methods` lists them.")] = "gnorm",
     quiet: Quiet = False,
     as_json: Json = False,
     config: Config = None,
 ) -> None:
-    """Score every head once: scores.json and a heat map."""
+    """Score every head once; write scores.json and a heat map."""
     from greedy_gnorm.cli import commands
 
     commands.score(model, data, out, name, settings, quiet=quiet, as_json=as_json)
 
 
 @app.command()
-@with_settings(*(name for name in SCORING if name != "device_map"), "eval_samples", "cache_memory")
+@with_settings(COMPARING)
 def compare(
     model: Model,
     data: Data,
     out: Out,
     settings: dict[str, Any],
     eval_data: EvalData = None,
-    methods: Annotated[str, typer.Option(help="paper, all, or names of `gnorm methods` divided by commas.")] = "paper",
+    methods: Methods = "paper",
     runs: Annotated[int, typer.Option(help="Runs of each method, each on another scoring sample.")] = 3,
-    trajectories: Annotated[int, typer.Option(help="Trajectories of the method random.")] = 25,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in the output folder.")] = False,
+    trajectories: Annotated[int, typer.Option(help="Runs of the method random.")] = 25,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the comparison in the output folder.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
     config: Config = None,
 ) -> None:
-    """Walk several methods down to the last head and put them side by side: tables and the paper's figures."""
+    """Prune with several methods until no head is left and compare them: tables and the paper's figures."""
     from greedy_gnorm.cli import commands
 
     settings |= {"eval_data": eval_data, "methods": methods, "runs": runs, "trajectories": trajectories}
@@ -167,11 +171,11 @@ def table(
     model: Annotated[
         str, typer.Argument(metavar="MODEL|CONFIG", help="A model or run folder, a config.json, a hub name.")
     ],
-    removed: Annotated[int | None, typer.Option(help="Heads to remove, for the columns after pruning.")] = None,
+    removed: Annotated[int | None, typer.Option(help="How many heads to remove for the columns after pruning.")] = None,
     form: Annotated[TableFormat, typer.Option("--format", help="How to print it.")] = TableFormat.table,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Allow the model's own code.")] = False,
 ) -> None:
-    """The parameter table before and after; no weights are loaded."""
+    """Print the number of parameters before and after pruning; no weights are loaded."""
     from greedy_gnorm.cli import commands
 
     commands.table(model, removed, form.value, trust_remote_code=trust_remote_code)
@@ -181,15 +185,15 @@ def table(
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, or of a model.")],
     onnx: Annotated[bool, typer.Option("--onnx", help="Write it as ONNX, checked against torch.")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="Also with weights in 8 bits, and what that costs.")] = False,
-    data: Annotated[str | None, typer.Option(help="Rows for the quality in 8 bits; the run's own by default.")] = None,
-    tolerance: Annotated[float, typer.Option(help="The largest difference to torch's logits that passes.")] = 1e-4,
-    out: Annotated[Path | None, typer.Option(help="The folder to write to; DIR/onnx by default.")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Also write and measure it with 8-bit weights.")] = False,
+    data: Annotated[str | None, typer.Option(help="Rows for the 8-bit model. Default: the run's own.")] = None,
+    tolerance: Annotated[float, typer.Option(help="The largest accepted difference from torch's logits.")] = 1e-4,
+    out: Annotated[Path | None, typer.Option(help="The folder to write to. Default: DIR/onnx.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Allow the model's own code.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Write a pruned model for other runtimes."""
+    """Export a pruned model for other runtimes."""
     if not onnx:
         raise GnormError("Say what to write: --onnx.")
     from greedy_gnorm.cli import commands
@@ -208,14 +212,14 @@ def methods(as_json: Json = False) -> None:
 
 @app.command()
 def demo(
-    out: Annotated[Path | None, typer.Option(help="The folder to write to; runs/demo by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write to. Default: runs/demo.")] = None,
     stop: Annotated[list[str], typer.Option(help=f"When to stop: {forms()}.")] = ["knee"],  # noqa: B006
     seed: Annotated[int, typer.Option(help="Seed of the training and of the samples.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """The main job on the embedded default: train a small classifier of 20 languages, then prune it."""
+    """Try it out: train a small classifier of 20 languages, then prune it."""
     settings = {"stop": stop, "seed": seed}
     check_names(Settings.of(settings).stop)
     from greedy_gnorm.cli import commands
@@ -224,7 +228,7 @@ def demo(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code: 0 well, 2 for what the user can mend, 130 for Ctrl-C."""
+    """Run a command; the exit code is 0 for success, 2 for an error that the user can fix, 130 for Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:

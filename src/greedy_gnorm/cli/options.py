@@ -1,47 +1,35 @@
-"""Options of the command line, made from the settings: one definition for both."""
+"""Options of the command line, made from the settings, and the YAML files that can hold them."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import fields
+import re
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+import yaml
 
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.pruning.rules import forms
-from greedy_gnorm.settings import Settings, read_yaml
-
-SCORING = (
-    "objective", "score_options", "samples", "seed", "text", "text_pair", "label", "label_map", "dtype", "device",
-    "device_map", "tokens_per_batch", "savings", "trust_remote_code",
-)  # fmt: skip
-PRUNING = tuple(setting.name for setting in fields(Settings))
+from greedy_gnorm.records import compact
+from greedy_gnorm.settings import DTYPES, Settings
 
 
-def with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each of these settings; it receives them together, as a dict."""
-    hints = get_type_hints(Settings)
+def with_settings(names: Sequence[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each of these settings; it receives them together, checked, as a dict."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [
             part for part in inspect.signature(command, eval_str=True).parameters.values() if part.name != "settings"
         ]
-        options = [
-            inspect.Parameter(
-                setting.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=list(setting.default) if isinstance(setting.default, tuple) else setting.default,
-                annotation=Annotated[_option_type(hints[setting.name]), typer.Option(help=_help(setting))],
-            )
-            for setting in fields(Settings)
-            if setting.name in names
-        ]
+        options = [_option(name) for name in names]
 
         def wrapper(**given: Any) -> None:
-            command(settings={name: given.pop(name) for name in names}, **given)
+            checked = Settings.of({name: given.pop(name) for name in names})
+            command(settings={name: getattr(checked, name) for name in names}, **given)
 
         wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
         wrapper.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
@@ -51,45 +39,113 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
     return decorate
 
 
-def _option_type(hint: Any) -> Any:
-    return list[str] if hint == tuple[str, ...] else hint
+def _option(name: str) -> inspect.Parameter:
+    """The option of a setting; lists and dicts are written in their compact form."""
+    field = Settings.model_fields[name]
+    default, about = field.default, str(field.description)
+    if name in compact.FORMS:
+        about = f"{about} Example: {compact.EXAMPLES[name]}."
+        kind: Any = Annotated[
+            Any, typer.Option(help=about, metavar="TEXT", parser=_reader(name), show_default=bool(default))
+        ]
+        default = default or None
+    elif name == "stop":
+        kind, default = Annotated[list[str], typer.Option(help=f"{about} Rules: {forms()}.")], list(default)
+    else:
+        about += f" One of {', '.join(DTYPES)}." if name == "dtype" else ""
+        hint = str if name == "dtype" else get_type_hints(Settings)[name]
+        kind = Annotated[hint, typer.Option(help=about)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-def _help(setting: Any) -> str:
-    return str(setting.metadata["help"]) + (f" {forms()}." if setting.name == "stop" else "")
+def _reader(name: str) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        return compact.parse(name, value) if isinstance(value, str) else value  # a YAML file has lists and dicts
+
+    return read
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loading that reads 1e-5 as a number, as YAML 1.2 does."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
+)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The names and values of a YAML file, underscores in names read as hyphens."""
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise GnormError(f"Can't read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise GnormError(f"{path} must hold names and values, such as `method: greedy-gnorm`.")
+    return {str(name).replace("_", "-"): value for name, value in content.items()}
+
+
+def typed_names(command: Any) -> dict[str, Any]:
+    """The parameters of a command that a YAML file can set, by the name that a user types, without hyphens in front."""
+    named = {_typed_name(parameter): parameter for parameter in command.params}
+    return {name: parameter for name, parameter in sorted(named.items()) if name not in ("config", "help")}
+
+
+def _typed_name(parameter: Any) -> str:
+    longest: str = max(parameter.opts, key=len)
+    return longest.lstrip("-").replace("_", "-")
 
 
 def _from_file(context: typer.Context, path: Path | None) -> Path | None:
     """Take the defaults of this command from a YAML file."""
     if path is not None:
-        content = read_yaml(path)
-        known = {str(parameter.name): parameter for parameter in context.command.params}
+        content, known = read_yaml(path), typed_names(context.command)
         unknown = sorted(set(content) - set(known))
         if unknown:
-            raise GnormError(f"{path}: unknown setting {unknown[0]!r}. Settings: {', '.join(sorted(known))}.")
-        several = {name for name, parameter in known.items() if getattr(parameter, "multiple", False)}
-        context.default_map = {name: _value(path, name, value, name in several) for name, value in content.items()}
+            raise GnormError(f"{path}: unknown setting {unknown[0]!r}. Settings: {', '.join(known)}.")
+        context.default_map = {
+            str(known[name].name): _value(f"{path}: {name}", value, known[name]) for name, value in content.items()
+        }
     return path
 
 
-def _value(path: Path, name: str, value: Any, several: bool) -> Any:
-    """A value of the file as its option takes it: `methods` may be a list too, an option that can be repeated must."""
-    if isinstance(value, list) and (several or name == "methods"):
-        wrong = [part for part in value if not isinstance(part, str)]
-        if wrong:
-            raise GnormError(f"{path}: {name} must be names, not {wrong[0]!r}.")
-        return value if several else ",".join(value)
+def _value(place: str, value: Any, parameter: Any) -> Any:
+    """A value of the file as its option takes it: a list or a dict where it can be one, else what a user would type."""
+    if value is None or parameter.name in (*compact.FORMS, "methods"):
+        return value
+    if parameter.name == "stop":
+        return _names(place, value)
     if isinstance(value, list | dict):
-        raise GnormError(f"{path}: {name} must be one value, not {value!r}.")
-    return [value] if several and isinstance(value, str) else value
+        raise GnormError(f"{place} must be one value, not {value!r:.100}.")
+    return str(value)
+
+
+def _names(place: str, value: Any) -> list[str]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise GnormError(f"{place} must be a name or a list of names, not {value!r:.100}.")
+    return names
+
+
+def read_methods(value: Any) -> list[str]:
+    """`a,b,c`, or a list from a YAML file."""
+    return value.split(",") if isinstance(value, str) else _names("methods", value)
 
 
 def given_names(context: typer.Context) -> set[str]:
-    """The parameters that the user gave, on the line or in a file."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
+    """The parameters that the user gave, on the command line or in a file, by the names that a user types."""
+    sources = {
+        name: context.get_parameter_source(str(each.name)) for name, each in typed_names(context.command).items()
+    }
     return {
         name for name, source in sources.items() if source is not None and source.name in ("COMMANDLINE", "DEFAULT_MAP")
     }
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"gnorm {version('greedy-gnorm')}")
+        raise typer.Exit
 
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a name on the hub.")]
@@ -98,11 +154,25 @@ OptionalModel = Annotated[str | None, typer.Argument(metavar="MODEL", help="A mo
 OptionalData = Annotated[
     str | None, typer.Option(help="csv, tsv, jsonl, parquet, a folder of them, or hub:NAME[:CONFIG][:SPLIT].")
 ]
-EvalData = Annotated[str | None, typer.Option(help="Evaluate on other data, written like --data.")]
+EvalData = Annotated[str | None, typer.Option(help="Evaluate on other data, given like --data.")]
 Out = Annotated[Path, typer.Option(help="The folder to write to.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors and the result.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors and the result.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Methods = Annotated[
+    Any,
+    typer.Option(
+        parser=read_methods, metavar="TEXT", help="paper, all, or names from `gnorm methods`, separated by commas."
+    ),
+]
+Version = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+]
 Config = Annotated[
     Path | None,
-    typer.Option("--config", callback=_from_file, is_eager=True, help="A YAML file with any of these options."),
+    typer.Option(
+        "--config",
+        callback=_from_file,
+        is_eager=True,
+        help="A YAML file with any of these options, such as `label-map: {neg: NEGATIVE}`.",
+    ),
 ]

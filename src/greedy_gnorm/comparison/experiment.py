@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,6 @@ def run_experiment(
     given: Settings,
 ) -> Iterator[Experiment]:
     """Walk every method down to the last head, several times; the folder is this process's until the block ends."""
-    if given.device_map is not None:
-        raise GnormError("A comparison works on copies of a model that fits one device: remove device_map.")
     if runs < 1 or trajectories < 1:
         raise GnormError("A comparison needs at least 1 run and 1 random trajectory.")
     names = methods_named(methods)
@@ -152,19 +150,16 @@ def _walk_parts(
 
 
 def _settings(given: Settings, part: Part) -> Settings:
-    """What a part is told: its method, its seed, and those of the score's options that its score has."""
+    """The settings of a part: its method, its seed, and those of the options that its score has."""
     known = SCORES[METHODS[part.method].score].defaults()
-    options = [option for option in _options(given) if option.partition("=")[0] in known]
-    return replace(given, method=part.method, seed=given.seed + part.run, score_options=",".join(options) or None)
-
-
-def _options(given: Settings) -> list[str]:
-    return [option for option in (given.score_options or "").replace(" ", "").split(",") if option]
+    options = {name: value for name, value in (given.score_options or {}).items() if name in known}
+    return given.model_copy(update={"method": part.method, "seed": given.seed + part.run, "score_options": options})
 
 
 def _check_options(given: Settings, names: Sequence[str]) -> None:
-    for option in _options(given):
-        if not any(option in _options(_settings(given, Part(name, 0))) for name in names):
+    known = {option for name in names for option in SCORES[METHODS[name].score].defaults()}
+    for option in given.score_options or {}:
+        if option not in known:
             raise GnormError(f"No score of {', '.join(names)} has the option {option!r}.")
 
 
@@ -238,7 +233,7 @@ def _bench(
     sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given)))
     evaluation = encode(rows, model, tokenizer, given, "evaluation").to(device)
     described = {"evaluation": (data if eval_data is None else eval_data, evaluation)}
-    header = run_header(model, source, described, replace(given, score_options=None))
+    header = run_header(model, source, described, given.model_copy(update={"score_options": None}))
     header["config"]["score_options"] = given.score_options  # each score is given those that it has
     return Bench(model, tokenizer, sites, pool, evaluation, header, data, given, Memory())
 

@@ -8,7 +8,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +224,7 @@ def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: st
     tokenizer, task = load_tokenizer(source), task_of(model)
     settings = Settings() if journal is None else Settings.of(journal.header["config"])
     if data is not None:
-        return evaluation_batches(model, tokenizer, task, data, replace(settings, eval_samples=None))
+        return evaluation_batches(model, tokenizer, task, data, settings.model_copy(update={"eval_samples": None}))
     if journal is None:
         raise DataError("Quality in 8 bits needs labelled rows: name them by --data.")
     described = journal.header["data"]

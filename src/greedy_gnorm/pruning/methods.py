@@ -28,11 +28,7 @@ class Method:
         return step == 1 or (self.recompute > 0 and (step - 1) % self.recompute == 0)
 
     def changed(self, recompute: int | None, heads_per_step: int | None) -> Method:
-        """The strategy with what the user set otherwise."""
-        if recompute is not None and recompute < 0:
-            raise GnormError(f"recompute must be 0 (never) or a number of steps, not {recompute}.")
-        if heads_per_step is not None and heads_per_step < 1:
-            raise GnormError(f"heads per step must be at least 1, not {heads_per_step}.")
+        """The method with the user's numbers, where given."""
         return replace(
             self,
             recompute=self.recompute if recompute is None else recompute,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import json
 import shutil
 import tempfile
 import weakref
@@ -30,7 +29,7 @@ from greedy_gnorm.scores import Score, score_with
 from greedy_gnorm.settings import Savings, Settings
 from greedy_gnorm.tasks.objectives import OBJECTIVES, Objective, with_reference
 from greedy_gnorm.tasks.task import task_of
-from greedy_gnorm.units import Cost, Unit
+from greedy_gnorm.units import ATTENTION, Cost, Unit
 
 
 @dataclass(frozen=True)
@@ -121,30 +120,20 @@ def working_copy(model: Any, source: Any, given: Settings) -> Any:
         raise GnormError("device_map needs the model's folder or name: its weights are loaded piece by piece.")
     if importlib.util.find_spec("accelerate") is None:
         raise GnormError("device_map needs accelerate: pip install accelerate.")
-    places = _places(given.device_map)
     folder = tempfile.mkdtemp(prefix="gnorm-offload-")
     try:
         spread = load(
-            source, dtype=dtype, trust_remote_code=given.trust_remote_code, device_map=places, offload_folder=folder
+            source,
+            dtype=dtype,
+            trust_remote_code=given.trust_remote_code,
+            device_map=given.device_map,
+            offload_folder=folder,
         )
     except BaseException:
         shutil.rmtree(folder)
         raise
     weakref.finalize(spread, shutil.rmtree, folder)
     return spread
-
-
-def _places(text: str) -> Any:
-    """`auto` and the like as they are, JSON as a dict of modules and devices."""
-    if not text.lstrip().startswith("{"):
-        return text
-    try:
-        places = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise GnormError(f"device_map is no JSON: {error}.") from error
-    if not places or "meta" in places.values():
-        raise GnormError(f"device_map {text} must name a place for every module: a GPU's number, cpu or disk.")
-    return places
 
 
 def savings_for(given: Settings) -> Savings:
@@ -172,26 +161,24 @@ def dtype_for(model: nn.Module, given: Settings) -> torch.dtype:
 
 def protection_for(settings: Settings, sites: Sites) -> Protection:
     """The heads that the user protects, and the minimum of every layer."""
-    return Protection(parse_heads(settings.protect, sites), settings.min_heads)
+    units = [unit for entry in settings.protect for unit in _protected_units(entry, sites)]
+    return Protection(frozenset(units), settings.min_heads)
 
 
-def parse_heads(text: str | None, sites: Sites) -> frozenset[Unit]:
-    """`0.3,0.7,11` as heads: LAYER.HEAD, or all heads of LAYER."""
-    heads: set[Unit] = set()
-    for part in (text or "").replace(" ", "").split(","):
-        site, dot, index = part.partition(".")
-        if not part:
-            continue
-        known = _small(site) and int(site) < len(sites)
-        if not known or (dot and not (_small(index) and int(index) < sites[int(site)].total)):
-            raise GnormError(f"protect: {part!r} names no head of this model.")
-        numbers = [int(index)] if dot else range(sites[int(site)].total)
-        heads |= {Unit(int(site), number) for number in numbers}
-    return frozenset(heads)
-
-
-def _small(number: str) -> bool:
-    return number.isdecimal() and len(number) < 10
+def _protected_units(entry: int | tuple[int, int], sites: Sites) -> list[Unit]:
+    """All units of a layer, or one head of it, by the layer's number and not the site's."""
+    layer, head = (entry, None) if isinstance(entry, int) else entry
+    own = [site for site in sites if site.layer == layer]
+    if not own:
+        raise GnormError(f"protect: this model has no layer {layer}; its layers are 0 to {sites[-1].layer}.")
+    if head is None:
+        return [Unit(site.index, index) for site in own for index in range(site.total)]
+    attention = [site for site in own if site.kind == ATTENTION]
+    found = [Unit(site.index, head) for site in attention if head < site.total]
+    if not found:
+        most = max((site.total for site in attention), default=0)
+        raise GnormError(f"protect: layer {layer} has no head {head}; its heads are 0 to {most - 1}.")
+    return found
 
 
 def situation_of(sites: Sites, protection: Protection) -> Situation:

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all."""
+"""Files and folders that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from safetensors import SafetensorError
 
 from greedy_gnorm.errors import RunFolderError
 
-RESUME = " Steps that were made are safe: --resume goes on."
+RESUME = " The steps so far are saved: continue with --resume."
 
 
 @contextmanager
 def writing_to(place: Path, more: str = "") -> Iterator[None]:
-    """What the system says against a file or folder, as an error that names it."""
+    """Turn the system's error about a file or folder into one that names it."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -29,7 +29,7 @@ def writing_to(place: Path, more: str = "") -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside, then move into place; what lies there already, a link to elsewhere too, is not written through."""
+    """Write to a temporary file and move it into place; an existing file or link is replaced, not written through."""
     partial = _beside(path, f"{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     try:
@@ -42,7 +42,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Readable JSON, strictly: NaN must have been taken out before."""
+    """Indented JSON; NaN is refused, since JSON has none."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -50,15 +50,15 @@ LOCK = ".lock"
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether this is only what a process leaves that was killed before it had anything to say."""
+    """Whether a killed process left this: a lock or a temporary file."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".partial"))
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Work in a folder alone: a second process is refused; the lock goes with the process, however it ends.
+    """Lock a folder for this process and refuse a second one; the lock ends with the process, however that ends.
 
-    What a killed process left half-written is taken away.
+    Temporary files of a killed process are deleted.
     """
     _check_name(folder / LOCK)
     try:
@@ -69,11 +69,11 @@ def locked(folder: Path) -> Iterator[None]:
                 _remove(path)
             yield
     except Timeout as error:
-        raise RunFolderError(f"Another process works in {folder}: wait for it, or name another folder.") from error
+        raise RunFolderError(f"Another process works in {folder}: wait for it, or use another folder.") from error
 
 
 def _refuse_links(folder: Path) -> None:
-    """A folder that a stranger made could lead elsewhere what is written to it."""
+    """Refuse links: in a folder from someone else they could redirect what is written."""
     for path in folder.rglob("*"):
         if path.is_symlink():
             raise RunFolderError(f"{path} is a link to {os.readlink(path)}: put the file itself there, or remove it.")
@@ -81,9 +81,9 @@ def _refuse_links(folder: Path) -> None:
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the place of `path` when the block ends well and leaves no trace when it fails.
+    """A temporary folder that replaces `path` when the block succeeds and is deleted when it fails.
 
-    There is always a whole one or none at `path`: the old one is moved aside before it is taken apart.
+    There is always a complete folder or none at `path`: the old one is moved aside before it is deleted.
     """
     partial, old = _beside(path, "partial"), _beside(path, "old.partial")
     _remove(partial)
@@ -107,7 +107,7 @@ def _beside(path: Path, ending: str) -> Path:
 
 def _check_name(path: Path) -> None:
     if path.name in ("", ".."):
-        raise RunFolderError(f"{path} can't be written: give it a name of its own.")
+        raise RunFolderError(f"{path} can't be written: it has no name of its own.")
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -115,7 +115,7 @@ def _check_name(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Take away a file or a folder, or a link to one, if it is there."""
+    """Delete a file or a folder, or a link to one, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,4 +1,4 @@
-"""What run.json says of a run before its first step."""
+"""The content of run.json before the first step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from greedy_gnorm.tasks.task import task_of
 def run_header(
     model: nn.Module, source: Any, rows: Mapping[str, tuple[Any, Batches]], given: Settings
 ) -> dict[str, Any]:
-    """What run.json says before the first step; `source` is what was given as the model, `rows` as in `Prepared`."""
+    """run.json before the first step; `source` is the model as the caller gave it, `rows` is that of `Prepared`."""
     config: Any = model.config
     sites, measure = find_sites(model), task_of(model).measure
     return {
@@ -64,14 +64,14 @@ def asked_for(rows: Mapping[str, tuple[Any, Batches]], given: Settings) -> dict[
 
 
 def describe_source(given: Any, word: str = "name") -> dict[str, Any]:
-    """Where a model or data came from: a path or name, or the kind of an object, which no command can name."""
+    """Where a model or data came from: a path or name, or the type of an object in memory."""
     if isinstance(given, str | Path):
         return {word: str(given)}
     return {word: type(given).__name__, "in_memory": True}
 
 
 def describe_rows(source: Any, batches: Batches) -> dict[str, Any]:
-    """Rows as the header tells them."""
+    """Rows as the header describes them."""
     return {
         **describe_source(source, "source"),
         "rows": batches.rows,
@@ -82,7 +82,7 @@ def describe_rows(source: Any, batches: Batches) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What the numbers of a run depend on."""
+    """The versions of the packages that a run's numbers depend on."""
     packages: Sequence[str] = (
         "greedy-gnorm",
         "torch",
@@ -96,8 +96,11 @@ def versions() -> dict[str, str]:
 
 
 def check_processes_agree(header: dict[str, Any]) -> None:
-    """Several processes must work on the same thing: each machine may have files of its own."""
-    first, *others = gather(identity(header))
-    for place, other in enumerate(others, start=1):
+    """Refuse processes whose inputs differ: machines have their own files, and the batches are dealt out in order."""
+    first, *others = gather({**identity(header), "tokens_per_batch": header["config"]["tokens_per_batch"]})
+    for rank, other in enumerate(others, start=1):
         for name, was, now in differences(first, other):
-            raise GnormError(f"Processes 0 and {place} work on different things: {name} is {was!r} and {now!r}.")
+            raise GnormError(
+                f"Processes 0 and {rank} work on different things: {name} is {was!r} and {now!r}. Give every process "
+                f"the same model, data and settings."
+            )

@@ -1,4 +1,4 @@
-"""The record of a run: run.json (what was asked, of what) and journal.jsonl (one Step a line, flushed as made)."""
+"""The record of a run: run.json (model, data and settings) and journal.jsonl (one Step per line, flushed at once)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from greedy_gnorm.errors import RunFolderError
+from greedy_gnorm.errors import GnormError, RunFolderError
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.files import RESUME, is_leftover, locked, write_json, writing_to
 from greedy_gnorm.units import Step
@@ -19,10 +19,12 @@ from greedy_gnorm.units import Step
 RUN_FILE = "run.json"
 JOURNAL_FILE = "journal.jsonl"
 SEAL = "seal"
+RESOURCES = {"device", "device_map", "tokens_per_batch", "cache_memory"}
+"""Settings that say where to compute and with how much memory: two runs that differ only in these are the same."""
 
 
 class Journal:
-    """Append-only: the steps of one run in its folder."""
+    """The steps of one run in its folder; steps are only ever appended."""
 
     def __init__(self, folder: Path, header: dict[str, Any], steps: list[Step], seal: str = "") -> None:
         self.folder = folder
@@ -32,7 +34,7 @@ class Journal:
 
     @classmethod
     def begin(cls, folder: Path, header: dict[str, Any]) -> Journal:
-        """Start a run in a new or empty folder; one that holds anything is refused."""
+        """Start a run in a new or empty folder."""
         cls.check_free(folder)
         with writing_to(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -42,17 +44,17 @@ class Journal:
 
     @staticmethod
     def check_free(folder: Path) -> None:
-        """Refuse a folder that holds anything, a run or something else."""
+        """Refuse a folder that is not empty."""
         with writing_to(folder):
-            held = {path.name for path in folder.iterdir() if not _begun(path)} if folder.exists() else set()
+            held = {path.name for path in folder.iterdir() if not _is_unstarted(path)} if folder.exists() else set()
         if RUN_FILE in held:
-            raise RunFolderError(f"{folder} holds a run already: go on with it by --resume, or name another folder.")
+            raise RunFolderError(f"{folder} already holds a run: continue it with --resume, or use another folder.")
         if held:
-            raise RunFolderError(f"{folder} is not empty and holds no run: name another folder.")
+            raise RunFolderError(f"{folder} is not empty and holds no run: use another folder.")
 
     @classmethod
     def resume(cls, folder: Path, header: dict[str, Any]) -> Journal:
-        """Go on with the run in this folder if it is the same run; begin one if there is none."""
+        """Continue the run in this folder if it is the same run; start one if there is none."""
         if not (folder / RUN_FILE).exists():
             return cls.begin(folder, header)
         journal = cls.read(folder)
@@ -62,7 +64,7 @@ class Journal:
 
     @classmethod
     def read(cls, folder: Path) -> Journal:
-        """The run in this folder, finished or not; nothing is written, and a torn last line is left out."""
+        """The run in this folder, finished or not; nothing is written, and a torn last line is ignored."""
         header = read_header(folder / RUN_FILE)
         try:
             content = (folder / JOURNAL_FILE).read_bytes()
@@ -75,14 +77,14 @@ class Journal:
             steps.append(step)
         fault = schema.steps_fault(header, steps)
         if fault is not None:
-            raise RunFolderError(f"{folder / JOURNAL_FILE} does not fit its run: {fault}.")
+            raise RunFolderError(f"{folder / JOURNAL_FILE} does not fit {RUN_FILE}: {fault}.")
         return cls(folder, header, steps, seal)
 
     def _drop_torn_line(self) -> None:
         path = self.folder / JOURNAL_FILE
-        whole, newline, torn = path.read_bytes().rpartition(b"\n")
-        if torn:
-            warnings.warn(f"The last line of {path} is torn; that step is done again.", stacklevel=3)
+        whole, newline, rest = path.read_bytes().rpartition(b"\n")
+        if rest:
+            warnings.warn(f"The last line of {path} is torn; that step is repeated.", stacklevel=3)
             os.truncate(path, len(whole) + len(newline))
 
     def append(self, step: Step) -> None:
@@ -103,19 +105,28 @@ class Journal:
 
 
 def read_header(path: Path, shape: Mapping[str, Any] = schema.RUN) -> dict[str, Any]:
-    """run.json, or experiment.json by its shape, if it is one."""
+    """run.json, or experiment.json with its shape, in the present schema."""
     try:
-        header = schema.upgraded(json.loads(path.read_text(encoding="utf-8")))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(f"{path.parent} holds no readable run: {path.name}: {error}.") from error
-    fault = schema.header_fault(header, shape)
+    if schema.is_later(content):
+        raise RunFolderError(
+            f"{path} was written by a later version of greedy-gnorm (schema {content['schema']}, this version reads "
+            f"up to {schema.SCHEMA}): upgrade greedy-gnorm."
+        )
+    try:
+        header = schema.upgraded(content)
+        fault = schema.header_fault(header, shape)
+    except GnormError as error:
+        fault = str(error).rstrip(".")
     if fault is not None:
-        raise RunFolderError(f"{path} is damaged, or not that of a run: {fault}.")
+        raise RunFolderError(f"{path} is damaged, or not the file of a run: {fault}.")
     return dict(header)
 
 
-def _begun(path: Path) -> bool:
-    """Whether this is only what a beginning leaves that came not as far as its header."""
+def _is_unstarted(path: Path) -> bool:
+    """Whether this file was left by a run that ended before it wrote its header."""
     return is_leftover(path) or (path.name == JOURNAL_FILE and path.is_file() and path.stat().st_size == 0)
 
 
@@ -130,16 +141,16 @@ def _step(path: Path, number: int, line: bytes, before: str) -> tuple[Step, str]
         fault = f"it is step {content['step']}, not {number}"
     seal = "" if fault is not None else _seal(before, content)
     if fault is None and content.get(SEAL, seal) != seal:
-        fault = "it is not what was written, by its seal"
+        fault = "it was changed after it was written: its seal does not match"
     if fault is not None:
         raise RunFolderError(f"Line {number + 1} of {path} is damaged ({fault}).")
     return Step.from_json(content), seal
 
 
 def _seal(before: str, line: Mapping[str, Any]) -> str:
-    """A short hash of a line and of all before it; without times, so that equal runs have equal seals."""
-    told = {name: value for name, value in line.items() if name not in ("seconds", SEAL)}
-    return hashlib.blake2b((before + json.dumps(told, sort_keys=True)).encode(), digest_size=8).hexdigest()
+    """A short hash of a line and all lines before it; without times, so that equal runs have equal seals."""
+    sealed = {name: value for name, value in line.items() if name not in ("seconds", SEAL)}
+    return hashlib.blake2b((before + json.dumps(sealed, sort_keys=True)).encode(), digest_size=8).hexdigest()
 
 
 def chain_seals(lines: Iterable[Mapping[str, Any]]) -> str:
@@ -151,12 +162,10 @@ def chain_seals(lines: Iterable[Mapping[str, Any]]) -> str:
 
 
 def identity(header: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes two runs the same: settings, weights and rows; not where they lie or what wrote them.
-
-    How much is kept between steps changes no bit of the result.
-    """
+    """What makes two runs the same: settings, weights and rows, but not paths, versions, devices or memory."""
+    settings = {**header["config"], **schema.complete_settings(header["config"])}
     return {
-        **{name: value for name, value in header["config"].items() if name != "cache_memory"},
+        **{name: value for name, value in settings.items() if name not in RESOURCES},
         "model": header["model"]["weights"],
         "model configuration": header["model"].get("configuration"),
         **{f"{name} rows": part["fingerprint"] for name, part in header["data"].items()},
@@ -165,20 +174,21 @@ def identity(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_same(what: str, folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds another run or comparison, with what differs."""
-    found = [f"{name} was {old!r} and is {new!r} now" for name, old, new in differences(identity(was), identity(now))]
+    """Refuse a folder that holds another run or comparison, and say what differs."""
+    found = [f"{name} was {old!r} and is now {new!r}" for name, old, new in differences(identity(was), identity(now))]
     if found:
-        raise RunFolderError(f"{folder} holds another {what}: {'; '.join(found)}. Name another folder.")
+        raise RunFolderError(f"{folder} holds another {what}: {'; '.join(found)}. Use another folder.")
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The names whose values differ, with both values."""
     names = [*was, *(name for name in now if name not in was)]
     return [(name, was.get(name), now.get(name)) for name in names if was.get(name) != now.get(name)]
 
 
 @contextmanager
 def open_journal(folder: Path, header: dict[str, Any], *, resume: bool) -> Iterator[Journal]:
-    """The journal of a run in this folder, begun or continued, while no other process works there."""
+    """The journal of a run in this folder, new or continued; other processes are locked out meanwhile."""
     if not (resume and (folder / RUN_FILE).exists()):
         Journal.check_free(folder)
     with writing_to(folder, RESUME), locked(folder):

@@ -1,4 +1,4 @@
-"""What the files of a run folder must say: they may come from a stranger, and all that reads them relies on this."""
+"""The form of the files in a run folder: checked when they are read, since they may come from anyone."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.records import compact
+from greedy_gnorm.settings import SETTINGS, Settings
 from greedy_gnorm.units import ATTENTION, UNIT_WORDS, Step, Unit
 
 MOST_UNITS = 100_000
-"""More than any model has: a folder can't make its reader allocate what it likes."""
+"""More than any model has; it limits what reading a damaged file can allocate."""
 
 
 def _word(value: Any) -> bool:
@@ -38,11 +41,6 @@ def _score(value: Any) -> bool:
     return value is None or value in ("inf", "-inf") or (isinstance(value, float | int) and abs(value) < math.inf)
 
 
-def _setting(value: Any) -> bool:
-    plain = value is None or isinstance(value, str | bool) or _number(value)
-    return plain or (isinstance(value, list) and all(map(_word, value)))
-
-
 def _nothing_or(inner: Any) -> Callable[[Any], bool]:
     return lambda value: value is None or _mismatch(value, inner, "") is None
 
@@ -59,12 +57,17 @@ _ROWS = {
 }
 
 SCHEMA = 2
-"""The form of run.json that is written; 0.1.0 wrote 1 and did not say so."""
+"""The schema of run.json and experiment.json that is written; 0.1.0 wrote the first, without a number."""
+
+
+def _present(value: Any) -> bool:
+    return bool(value == SCHEMA)
+
 
 _SITE = {"name": _word, "kind": _word, "layer": _count, "units": _count, "applications": _count}
 
 RUN: dict[str, Any] = {
-    "schema": _count,
+    "schema": _present,
     "model": {
         "name": _word,
         "type": _word,
@@ -76,7 +79,7 @@ RUN: dict[str, Any] = {
         "in_memory?": _flag,
     },
     "data": {"scoring": _ROWS, "evaluation": _ROWS},
-    "config": {"method": _word, "objective": _word, "*": _setting},
+    "config": {"method": _word, "objective": _word},
     "seed": _number,
     "quality": _word,
     "higher_is_better": _flag,
@@ -104,7 +107,7 @@ RUN: dict[str, Any] = {
     },
     "taken?": {"run": _word, "step": _count},
 }
-"""run.json. A name with ? may be missing, * stands for any other name, a list for any number of the same."""
+"""run.json. A name with ? may be missing, * stands for any other name, a list for any number of equal entries."""
 
 EXPERIMENT: dict[str, Any] = {
     **RUN,
@@ -132,11 +135,13 @@ STEP: dict[str, Any] = {
 
 
 def upgraded(header: Any) -> Any:
-    """A header as this version writes it, from one of an earlier schema; what is no header is left as it is."""
+    """A header in the present schema, from one of an earlier schema; anything else is returned unchanged."""
     if not isinstance(header, dict) or "schema" in header:
         return header
-    model = header.get("model")
-    if not isinstance(model, dict) or not {"shape", "sites", "applications"} <= set(model):
+    model, config = header.get("model"), header.get("config")
+    if not isinstance(model, dict) or not isinstance(config, dict):
+        return header
+    if not {"shape", "sites", "applications"} <= set(model):
         return header
     shape, names, applications = (model[name] for name in ("shape", "sites", "applications"))
     fits = all(isinstance(each, list) for each in (shape, names, applications)) and len(shape) == 2
@@ -147,7 +152,24 @@ def upgraded(header: Any) -> Any:
         for layer, (name, times) in enumerate(zip(names, applications, strict=True))
     ]
     rest = {name: value for name, value in model.items() if name not in ("shape", "applications")}
-    return {**header, "schema": SCHEMA, "model": {**rest, "sites": sites}, "higher_is_better": True}
+    config = _upgraded_settings(config)
+    if "methods" in header:  # comparisons of 0.1.0 recorded these settings but did not apply them
+        config |= {"protect": [], "min_heads": 0}
+    return {**header, "schema": SCHEMA, "model": {**rest, "sites": sites}, "config": config, "higher_is_better": True}
+
+
+def _upgraded_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of 0.1.0, which recorded lists and dicts in their compact form."""
+    given = {
+        name: compact.parse(name, value) if name in compact.FORMS and isinstance(value, str) else value
+        for name, value in config.items()
+    }
+    return {**config, **complete_settings(given)}
+
+
+def complete_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a record, in their normal form; one that the record does not have yet has its default."""
+    return Settings.of({name: config[name] for name in SETTINGS if name in config}).to_json()
 
 
 def header_fault(header: Any, shape: Mapping[str, Any] = RUN) -> str | None:
@@ -155,8 +177,10 @@ def header_fault(header: Any, shape: Mapping[str, Any] = RUN) -> str | None:
     fault = _mismatch(header, shape, "")
     if fault is not None:
         return fault
-    if header["schema"] != SCHEMA:
-        return f"it was written by a later version (schema {header['schema']}; this one knows {SCHEMA})"
+    try:
+        complete_settings(header["config"])
+    except GnormError as error:
+        return f"config: {error}".rstrip(".")
     sites = header["model"]["sites"]
     total = sum(site["units"] for site in sites)
     if not 0 < total <= MOST_UNITS or not all(site["kind"] in UNIT_WORDS for site in sites):
@@ -167,22 +191,30 @@ def header_fault(header: Any, shape: Mapping[str, Any] = RUN) -> str | None:
     return "no head is left" if fault is None and len(header["model"]["removed"]) == total else fault
 
 
+def is_later(header: Any) -> bool:
+    """Whether a later version of the program wrote this header."""
+    number = header.get("schema") if isinstance(header, dict) else None
+    return isinstance(number, int) and number > SCHEMA
+
+
 def steps_fault(header: Mapping[str, Any], steps: list[Step]) -> str | None:
-    """What does not fit in a run's steps, if anything: units that it has not or no longer, scores of another shape."""
+    """What does not fit together in a run's steps, if anything: unknown or removed units, scores of another shape."""
     sites, gone = header["model"]["sites"], {Unit(*unit) for unit in header["model"]["removed"]}
     for step in steps:
         fault = _units_fault(step.removed, sites, gone) or _scores_fault(step, sites, gone)
         if header["quality"] not in step.quality or step.quality.keys() != steps[0].quality.keys():
-            fault = f"the quality is {', '.join(step.quality)}"
+            fault = f"its measures of quality are {', '.join(step.quality)}"
         if step.parameters == 0 or step.bytes == 0:
-            fault = "nothing is left of the model"
-        if (step.stop is not None and step is not steps[-1]) or (step is not steps[0] and not step.removed):
-            fault = "there are steps after the run's end, or one that removes no head"
+            fault = "the model has no parameters"
+        if step.stop is not None and step is not steps[-1]:
+            fault = "it ends the run, but steps follow"
+        if step is not steps[0] and not step.removed:
+            fault = "it removes no head"
         if fault is not None:
             return f"step {step.step}: {fault}"
         gone |= set(step.removed)
     if header.get("result", {}).get("solution", 0) >= max(len(steps), 1):
-        return f"the solution is step {header['result']['solution']}, which is not there"
+        return f"the solution is step {header['result']['solution']}, which does not exist"
     return None
 
 
@@ -193,30 +225,32 @@ def line_fault(line: Any) -> str | None:
 
 def _units_fault(removed: Any, sites: Sequence[Mapping[str, Any]], gone: set[Unit]) -> str | None:
     for place, unit in enumerate(removed):
-        there = len(unit) == 2 and unit[0] < len(sites) and unit[1] < sites[unit[0]]["units"]
-        if not there or Unit(*unit) in gone or unit in removed[:place]:
-            return f"head {'.'.join(map(str, unit))} is not there to be removed"
+        exists = len(unit) == 2 and unit[0] < len(sites) and unit[1] < sites[unit[0]]["units"]
+        if not exists:
+            return f"the model has no head {list(unit)}"
+        if Unit(*unit) in gone or unit in removed[:place]:
+            return f"head {Unit(*unit)} was removed before"
     return None
 
 
 def _scores_fault(step: Step, sites: Sequence[Mapping[str, Any]], gone: set[Unit]) -> str | None:
     for vectors in [] if step.scores is None else [step.scores.vectors, step.scores.keys]:
         if [len(vector) for vector in vectors] != [site["units"] for site in sites]:
-            return "the scores are not those of the model's heads"
+            return "the number of scores is not that of the model's heads"
         missing = {
             Unit(site, int(index)) for site, each in enumerate(vectors) for index in np.flatnonzero(np.isnan(each))
         }
         if missing != gone:
-            return "a head that is gone has a score, or one that is there has none"
+            return "a removed head has a score, or a remaining head has none"
     return None
 
 
 def _mismatch(value: Any, shape: Any, place: str) -> str | None:
-    """The first place where a value is not of its shape."""
+    """The first entry that is missing or has the wrong form, with its place in the file."""
     if callable(shape):
         return None if shape(value) else f"{place.lstrip('.')} is {value!r:.60}"
     if not isinstance(value, type(shape)):
-        return f"{place.lstrip('.') or 'it'} is {value!r:.60}"
+        return f"{place.lstrip('.') or 'the content'} is {value!r:.60}"
     if isinstance(shape, list):
         faults = (_mismatch(each, shape[0], f"{place}[{number}]") for number, each in enumerate(value))
     else:
@@ -231,5 +265,5 @@ def _mismatch(value: Any, shape: Any, place: str) -> str | None:
 
 
 def _anything(value: Any) -> bool:
-    """A later version may say more."""
+    """Further entries may come from a later version."""
     return True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 from greedy_gnorm.comparison.analysis import Comparison, knee_heads, solutions_table, summary_table
 from greedy_gnorm.model.sizes import MEGABYTE
 from greedy_gnorm.pruning.run import units_at_start
+from greedy_gnorm.records import compact
 from greedy_gnorm.report.page import Page, PageRun
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.units import Measure, SiteInfo, removed_by, unit_name
@@ -154,7 +154,7 @@ def made(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
     if page.experiment is not None:
         settings = {**{name: header[name] for name in ("methods", "runs", "trajectories")}, **settings}
         settings = {name: value for name, value in settings.items() if name not in ("method", "objective")}
-    groups.append(("Settings", [(name.replace("_", " "), _plain(value)) for name, value in settings.items()]))
+    groups.append(("Settings", [(name.replace("_", " "), _plain(name, value)) for name, value in settings.items()]))
     how = [(name, header[name]) for name in ("processes", "threads", "started") if name in header]
     groups.append(("Versions", [*header["versions"].items(), *how]))
     return groups
@@ -168,7 +168,9 @@ def _attention(sites: list[dict[str, Any]]) -> str:
     return layers + (f", each applied {shared} times" if shared > 1 else "")
 
 
-def _plain(value: Any) -> str:
+def _plain(name: str, value: Any) -> str:
+    if name in compact.FORMS:
+        return compact.write(name, value)
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -196,13 +198,15 @@ def command(page: Page) -> str | None:
 
 def _options(config: dict[str, Any], without: set[str]) -> Iterator[str]:
     """The settings that are not the defaults, as on the command line."""
-    for setting in fields(Settings):
-        value, default = config.get(setting.name, setting.default), setting.default
-        if setting.name in without or value == (list(default) if isinstance(default, tuple) else default):
+    for name, default in Settings().to_json().items():
+        value = config.get(name, default)
+        if name in without or value == default:
             continue
-        option = f"--{setting.name.replace('_', '-')}"
+        option = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
             yield option
+        elif name in compact.FORMS:
+            yield from (option, compact.write(name, value))
         else:
             for each in value if isinstance(value, list) else [0 if value is None else value]:
                 yield from (option, str(each))

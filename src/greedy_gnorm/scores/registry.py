@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,7 @@ class Score:
 
 
 SCORES: Registry[Score] = Registry("score")
+KIND_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def score(
@@ -83,19 +84,16 @@ def score(
     return register
 
 
-def score_with(name: str, options: str | None) -> Score:
-    """A score with options such as `variant=A,eps=1e-5`, each read as the type of its default."""
+def score_with(name: str, options: Mapping[str, Any] | None) -> Score:
+    """A score with options such as {"variant": "A", "eps": 1e-5}, each of the type of its default."""
     chosen = SCORES[name]
     defaults, given = chosen.defaults(), {}
-    for part in (options or "").replace(" ", "").split(","):
-        key, sign, text = part.partition("=")
-        if not part:
-            continue
-        if not sign or key not in defaults:
-            known = ", ".join(f"{option}={value}" for option, value in defaults.items()) or "none"
-            raise GnormError(f"The score {name!r} has no option {part!r}. Options and defaults: {known}.")
-        try:
-            given[key] = type(defaults[key])(text)
-        except ValueError as error:
-            raise GnormError(f"The option {key} of {name!r} can't be {text!r}: {error}.") from error
-    return Score(**{**vars(chosen), "options": given})
+    for key, value in (options or {}).items():
+        if key not in defaults:
+            known = ", ".join(f"{option}={default}" for option, default in defaults.items()) or "none"
+            raise GnormError(f"The score {name!r} has no option {key!r}. Options and defaults: {known}.")
+        kind = type(defaults[key])
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise GnormError(f"The option {key} of {name!r} must be {KIND_WORDS[kind]}, not {value!r}.")
+        given[key] = kind(value)
+    return replace(chosen, options=given)

@@ -15,7 +15,7 @@ from greedy_gnorm.data.columns import LabelColumn
 from greedy_gnorm.data.rows import Label
 from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.settings import Settings
-from greedy_gnorm.tasks.labels import map_by_name_or_number, map_sets, parse_label_map
+from greedy_gnorm.tasks.labels import map_by_name_or_number, map_sets
 from greedy_gnorm.tasks.task import Task, register_task
 from greedy_gnorm.units import Matrix
 
@@ -53,7 +53,7 @@ class SingleLabel(SequenceTask):
     one_class = True
 
     def map_labels(self, columns: Sequence[LabelColumn], settings: Settings) -> list[list[Label]]:
-        return map_by_name_or_number(columns, self.config, parse_label_map(settings.label_map))
+        return map_by_name_or_number(columns, self.config, settings.label_map)
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return functional.cross_entropy(outputs, labels, reduction="none")
@@ -79,7 +79,7 @@ class MultiLabel(SequenceTask):
     quality = "micro_f1"
 
     def map_labels(self, columns: Sequence[LabelColumn], settings: Settings) -> list[list[Label]]:
-        return map_sets(columns, self.config, parse_label_map(settings.label_map))
+        return map_sets(columns, self.config, settings.label_map)
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return functional.binary_cross_entropy_with_logits(outputs, labels.to(outputs), reduction="none").mean(-1)

@@ -13,14 +13,6 @@ from greedy_gnorm.errors import DataError
 log = logging.getLogger("greedy_gnorm")
 
 
-def parse_label_map(text: str | None) -> dict[str, str]:
-    """`neg=NEGATIVE,pos=POSITIVE` as a dict: the data's label -> the model's."""
-    pairs = [part.partition("=") for part in (text or "").split(",") if part]
-    if any(not sign or not ours.strip() or not theirs.strip() for ours, sign, theirs in pairs):
-        raise DataError(f"--label-map takes pairs such as neg=NEGATIVE,pos=POSITIVE, not {text!r}.")
-    return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
-
-
 def map_by_name_or_number(
     columns: Sequence[LabelColumn], config: Any, label_map: Mapping[str, str] | None
 ) -> list[list[Label]]:
