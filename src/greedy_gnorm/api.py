@@ -18,7 +18,7 @@ from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import load, load_tokenizer, weights_fingerprint
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.gradients import gradient_change
-from greedy_gnorm.passes.processes import from_first, is_first, shard, together
+from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks, shard
 from greedy_gnorm.pruning.methods import GREEDY
 from greedy_gnorm.pruning.prepare import (
     copy_sharing_weights,
@@ -91,7 +91,7 @@ def prune(
         if out is None:
             raise GnormError("To push a model to the hub, name a folder for it by out.")
         hub.check(push_to_hub)
-    prepared = together(lambda: prepare_run(model, tokenizer, data, eval_data, given))
+    prepared = on_all_ranks(lambda: prepare_run(model, tokenizer, data, eval_data, given))
     header = run_header(prepared.model, model, prepared.rows, given)
     check_processes_agree(header)
     with ExitStack() as stack:
@@ -103,7 +103,7 @@ def prune(
                 journal = stack.enter_context(open_journal(Path(out), header, resume=resume))
             return [] if journal is None else [step.to_json() for step in journal.steps]
 
-        history = [Step.from_json(line) for line in from_first(begin)]
+        history = [Step.from_json(line) for line in broadcast(begin)]
         record = None if journal is None else journal.append
         steps = walk(prepared.sites, prepared.plan, history, prepared.limit, record=record, on_step=on_step)
         chosen, unpruned, tokenizer = prepared.plan.rules.solution(steps), prepared.model, prepared.tokenizer

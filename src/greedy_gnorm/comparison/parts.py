@@ -1,0 +1,83 @@
+"""The walks of a comparison, what each of them costs, and which process makes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.pruning.methods import METHODS, RANDOM
+from greedy_gnorm.pruning.prepare import resolve_method
+from greedy_gnorm.scores import SCORES
+from greedy_gnorm.settings import Settings
+
+FORWARDS_PER_SCORING = 3
+"""A backward pass takes about two forward passes."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One walk of the comparison: a method, and the number of its run, which sets the scoring sample and the seed."""
+
+    method: str
+    run: int
+
+    def __str__(self) -> str:
+        return f"{self.method}-{self.run}"
+
+
+def parts_for(methods: Sequence[str], runs: int, trajectories: int) -> list[Part]:
+    """The walks of every method, run by run; random removal has a number of runs of its own."""
+    if runs < 1 or trajectories < 1:
+        raise GnormError("A comparison needs at least 1 run and 1 random trajectory.")
+    counts = {name: trajectories if name == RANDOM else runs for name in methods}
+    return [Part(name, run) for run in range(max(counts.values())) for name in methods if run < counts[name]]
+
+
+def settings_for(part: Part, given: Settings) -> Settings:
+    """The settings of one walk: its method, its seed, and those of the score options that its score has."""
+    known = SCORES[METHODS[part.method].score].defaults()
+    options = [option for option in _options(given) if option.partition("=")[0] in known]
+    return replace(given, method=part.method, seed=given.seed + part.run, score_options=",".join(options) or None)
+
+
+def check_settings(methods: Sequence[str], given: Settings) -> None:
+    """Refuse what no method can use, before anything is loaded."""
+    settings = [settings_for(Part(name, 0), given) for name in methods]
+    for option in _options(given):
+        if not any(option in _options(each) for each in settings):
+            raise GnormError(f"No score of {', '.join(methods)} has the option {option!r}.")
+    for each in settings:
+        resolve_method(each)
+
+
+def _options(given: Settings) -> list[str]:
+    return [option for option in (given.score_options or "").replace(" ", "").split(",") if option]
+
+
+def forwards(part: Part, given: Settings, *, heads: int, scoring_rows: int, evaluation_rows: int) -> int:
+    """About how many rows a walk that removes so many heads runs through the model."""
+    method, score, _ = resolve_method(settings_for(part, given))
+    steps = math.ceil(heads / method.heads_per_step)
+    scorings = sum(method.scores_at(step) for step in range(1, steps + 1))
+    passes = 0 if score.cost == "none" else FORWARDS_PER_SCORING
+    if score.many_passes:  # one for each head at least
+        passes *= heads
+    return (steps + 1) * evaluation_rows + scorings * passes * scoring_rows
+
+
+def assign(costs: Mapping[Part, int], processes: int) -> list[list[Part]]:
+    """The walks of each process: the most expensive first, each to the process that has the least to do.
+
+    Walks of one run share at most their first scoring, so they stay together only where the loads are equal. The result
+    depends on nothing else: a comparison that is resumed gives every walk to the same process.
+    """
+    shares: list[list[Part]] = [[] for _ in range(processes)]
+
+    def preference(part: Part, share: Sequence[Part]) -> tuple[int, bool]:
+        return sum(costs[each] for each in share), all(each.run != part.run for each in share)
+
+    for part in sorted(costs, key=lambda part: -costs[part]):
+        min(shares, key=lambda share: preference(part, share)).append(part)
+    return shares
