@@ -6,10 +6,10 @@ when a process ends, so a dead process is noticed at once, and a busy one may ta
 
 from __future__ import annotations
 
-import _thread
 import json
 import os
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -190,7 +190,13 @@ class Peers:
         with self._changed:
             if self._interrupts and not self._waiting:
                 self._interrupts = False
-                _thread.interrupt_main()
+                signal.pthread_kill(_main_thread(), signal.SIGINT)  # wakes it from a system call, too
+
+
+def _main_thread() -> int:
+    identity = threading.main_thread().ident
+    assert identity is not None
+    return identity
 
 
 class _Channel:
