@@ -107,25 +107,25 @@ def prune(
         record = None if journal is None else journal.append
         steps = walk(prepared.sites, prepared.plan, history, prepared.limit, record=record, on_step=on_step)
         chosen, unpruned, tokenizer = prepared.plan.rules.solution(steps), prepared.model, prepared.tokenizer
-        del prepared  # with the copy that was cut
-        run = Run(steps, steps[chosen], at_step(unpruned, steps, chosen), tokenizer, header, unpruned)
+        # At most three copies of the model at a time: the one that was cut and those that are timed go first
+        del prepared
+        timed = latency and journal is not None and given.device_map is None
+        latencies = _latencies(unpruned, steps, chosen, given) if timed else []
+        run = Run(steps, steps[chosen], at_step(unpruned, steps, chosen), tokenizer, header, unpruned, latencies)
         if journal is None:
             return run
-        if latency and given.device_map is None:
-            run = replace(run, latencies=_latencies(unpruned, run.model, given))
         write_outcome(run, journal, format)
         if push_to_hub is not None:
             hub.push(journal.folder / "model", push_to_hub)
         return run
 
 
-def _latencies(before: Any, after: Any, given: Settings) -> list[Latency]:
-    """The speed of the model as it came and of the solution, where and how the run computes."""
-    device, dtype = device_for(given), dtype_for(before, given)
-    first = next(before.parameters())
-    if (first.device, first.dtype) == (device, dtype):
-        return torch_latencies(before, after)
-    return torch_latencies(*(copy.deepcopy(model).to(device, dtype) for model in (before, after)))
+def _latencies(model: Any, steps: Sequence[Step], chosen: int, given: Settings) -> list[Latency]:
+    """The speed of the unpruned model and of the solution, on the device and in the precision of the run."""
+    device, dtype = device_for(given), dtype_for(model, given)
+    first = next(model.parameters())
+    before = model if (first.device, first.dtype) == (device, dtype) else copy.deepcopy(model).to(device, dtype)
+    return torch_latencies(before, at_step(before, steps, chosen))
 
 
 def take_step(

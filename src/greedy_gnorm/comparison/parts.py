@@ -15,6 +15,9 @@ from greedy_gnorm.settings import Settings
 FORWARDS_PER_SCORING = 3
 """A backward pass takes about two forward passes."""
 
+SLACK = 1.05
+"""How much longer the busiest process may take for walks of one run to stay together."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -68,16 +71,27 @@ def forwards(part: Part, given: Settings, *, heads: int, scoring_rows: int, eval
 
 
 def assign(costs: Mapping[Part, int], processes: int) -> list[list[Part]]:
-    """The walks of each process: the most expensive first, each to the process that has the least to do.
+    """The walks of each process, balanced by cost.
 
-    Walks of one run share at most their first scoring, so they stay together only where the loads are equal. The result
-    depends on nothing else: a comparison that is resumed gives every walk to the same process.
+    Walks of one run share their scoring sample and some scores, so they stay together unless that makes the busiest
+    process slower. The costs alone decide: a comparison that is resumed gives every walk to the same process.
     """
+    runs: dict[int, list[Part]] = {}
+    for part in costs:
+        runs.setdefault(part.run, []).append(part)
+    together = _balance(list(runs.values()), costs, processes)
+    apart = _balance([[part] for part in costs], costs, processes)
+    slowest = [max(_load(share, costs) for share in shares) for shares in (together, apart)]
+    return together if slowest[0] <= SLACK * slowest[1] else apart
+
+
+def _balance(groups: Sequence[Sequence[Part]], costs: Mapping[Part, int], processes: int) -> list[list[Part]]:
+    """The most expensive group first, each to the process that has the least to do."""
     shares: list[list[Part]] = [[] for _ in range(processes)]
-
-    def preference(part: Part, share: Sequence[Part]) -> tuple[int, bool]:
-        return sum(costs[each] for each in share), all(each.run != part.run for each in share)
-
-    for part in sorted(costs, key=lambda part: -costs[part]):
-        min(shares, key=lambda share: preference(part, share)).append(part)
+    for group in sorted(groups, key=lambda group: -_load(group, costs)):
+        min(shares, key=lambda share: _load(share, costs)).extend(group)
     return shares
+
+
+def _load(parts: Sequence[Part], costs: Mapping[Part, int]) -> int:
+    return sum(costs[part] for part in parts)
