@@ -18,7 +18,7 @@ from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import load, load_tokenizer, weights_fingerprint
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.gradients import gradient_change
-from greedy_gnorm.passes.processes import from_first, is_first, shard, together
+from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks, shard
 from greedy_gnorm.pruning.methods import GREEDY
 from greedy_gnorm.pruning.prepare import (
     copy_sharing_weights,
@@ -185,7 +185,7 @@ def prune(
         if out is None:
             raise GnormError("push_to_hub requires a folder for the model: set out.")
         hub.check(push_to_hub)
-    prepared = together(lambda: prepare_run(model, tokenizer, data, eval_data, given))
+    prepared = on_all_ranks(lambda: prepare_run(model, tokenizer, data, eval_data, given))
     header = run_header(prepared.model, model, prepared.rows, given)
     check_processes_agree(header)
     with ExitStack() as stack:
@@ -197,16 +197,17 @@ def prune(
                 journal = stack.enter_context(open_journal(Path(out), header, resume=resume))
             return [] if journal is None else [step.to_json() for step in journal.steps]
 
-        history = [Step.from_json(line) for line in from_first(begin)]
+        history = [Step.from_json(line) for line in broadcast(begin)]
         record = None if journal is None else journal.append
         steps = walk(prepared.sites, prepared.plan, history, prepared.limit, record=record, on_step=on_step)
         chosen, unpruned, tokenizer = prepared.plan.rules.solution(steps), prepared.model, prepared.tokenizer
-        del prepared  # with the copy that was cut
-        run = Run(steps, steps[chosen], at_step(unpruned, steps, chosen), tokenizer, header, unpruned)
+        # At most three copies of the model at a time: the one that was cut and those that are timed go first
+        del prepared
+        timed = latency and journal is not None and given.device_map is None
+        latencies = _latencies(unpruned, steps, chosen, given) if timed else []
+        run = Run(steps, steps[chosen], at_step(unpruned, steps, chosen), tokenizer, header, unpruned, latencies)
         if journal is None:
             return run
-        if latency and given.device_map is None:
-            run = replace(run, latencies=_latencies(unpruned, run.model, given))
         write_outcome(run, journal, format)
         if push_to_hub is not None:
             hub.push(journal.folder / "model", push_to_hub)
@@ -218,13 +219,12 @@ def _settings(keywords: Mapping[str, Any]) -> Settings:
     return Settings.of({name: keywords[name] for name in SETTINGS if name in keywords})
 
 
-def _latencies(before: Any, after: Any, given: Settings) -> list[Latency]:
-    """The speed of the model as it came and of the solution, where and how the run computes."""
-    device, dtype = device_for(given), dtype_for(before, given)
-    first = next(before.parameters())
-    if (first.device, first.dtype) == (device, dtype):
-        return torch_latencies(before, after)
-    return torch_latencies(*(copy.deepcopy(model).to(device, dtype) for model in (before, after)))
+def _latencies(model: Any, steps: Sequence[Step], chosen: int, given: Settings) -> list[Latency]:
+    """The speed of the unpruned model and of the solution, on the device and in the precision of the run."""
+    device, dtype = device_for(given), dtype_for(model, given)
+    first = next(model.parameters())
+    before = model if (first.device, first.dtype) == (device, dtype) else copy.deepcopy(model).to(device, dtype)
+    return torch_latencies(before, at_step(before, steps, chosen))
 
 
 def take_step(

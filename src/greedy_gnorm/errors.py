@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+INTERRUPTED = 130
+"""The exit code of a process that Ctrl-C ended."""
+
 
 class GnormError(Exception):
     """Something in the request can't be done; the message says what was wrong and what to do."""
@@ -22,7 +25,11 @@ class NonFiniteScore(GnormError):
 
 
 class ProcessGone(GnormError):
-    """One of several processes ended before the others."""
+    """Another process of the run failed or ended."""
+
+
+class ShownElsewhere(GnormError):
+    """An error of one of several processes that the first process has shown."""
 
 
 class RunFolderError(GnormError):

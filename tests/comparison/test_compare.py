@@ -17,18 +17,19 @@ from twins import unpadded
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli.app import main
-from greedy_gnorm.comparison.analysis import Comparison, read_comparison, solutions, staleness, table
+from greedy_gnorm.comparison.analysis import Comparison, read_comparison, solutions_table, staleness, summary_table
 from greedy_gnorm.data.batches import ready_batches
-from greedy_gnorm.model.sites import find_sites
+from greedy_gnorm.model.sites import find_sites, weight_of
+from greedy_gnorm.passes.gradients import gradient_change
 from greedy_gnorm.pruning import loop
-from greedy_gnorm.pruning.curves import at_share, heads_before_drop, mean_over_curve
+from greedy_gnorm.pruning.curves import at_share, curve, mean_over_curve, units_before_drop
 from greedy_gnorm.pruning.methods import METHODS, PAPER, methods_named
 from greedy_gnorm.report import charts
 from greedy_gnorm.report import comparison_figures as paper_figures
 from greedy_gnorm.report.tables import as_csv, as_markdown
 from greedy_gnorm.scores import Score
 from greedy_gnorm.tasks.objectives import OBJECTIVES
-from greedy_gnorm.units import Step, Unit, removed_by
+from greedy_gnorm.units import Cost, Step, Unit, removed_by
 
 ROWS = tiny_rows(60)
 
@@ -65,11 +66,37 @@ def test_every_method_walks_on_the_same_evaluation_rows(tmp_path):
         f"{name}.{kind}" for name in figures for kind in ("png", "svg")
     }
     for name in figures:
-        picture = (tmp_path / "c" / "figures" / f"{name}.png").read_bytes()
-        assert picture.startswith(b"\x89PNG")
-        assert len(picture) > 4000
+        assert (tmp_path / "c" / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         ElementTree.parse(tmp_path / "c" / "figures" / f"{name}.svg")
     assert essence(read_comparison(tmp_path / "c")) == essence(comparison)
+
+
+def test_the_figure_of_curves_shows_the_mean_of_each_methods_runs(tmp_path):
+    comparison = compare(tmp_path / "c", methods="greedy-gnorm,ae")
+    (axes,) = paper_figures.curves(comparison).axes
+    lines = {line.get_label(): line.get_xydata() for line in axes.get_lines()}
+    assert set(lines) == {"greedy-gnorm (2)", "ae (2)"}
+    for method, walks in comparison.curves.items():
+        points = np.mean([curve(walk, comparison.measure) for walk in walks], axis=0)
+        np.testing.assert_allclose(lines[f"{method} (2)"], points)
+
+
+@pytest.mark.parametrize(
+    ("options", "gone"), [({"protect": "0.1,1"}, 3), ({"min_heads": 1}, 6), ({"protect": "0.1", "min_heads": 2}, 4)]
+)
+def test_protected_heads_stay_in_every_walk(options, gone, tmp_path):
+    comparison = compare(tmp_path / "c", methods="greedy-gnorm,random", runs=1, trajectories=2, **options)
+    for walks in comparison.curves.values():
+        for walk in walks:
+            removed = removed_by(walk)
+            assert len(set(removed)) == gone
+            assert walk[-1].stop is not None
+            left = Counter(unit.site for unit in removed)
+            if "protect" in options:
+                assert Unit(0, 1) not in removed
+            if options.get("protect") == "0.1,1":
+                assert left[1] == 0
+            assert max(left.values()) <= 4 - options.get("min_heads", 0)
 
 
 def test_a_part_is_the_run_that_prune_makes(tmp_path):
@@ -153,7 +180,7 @@ def test_folders_and_names_are_checked(tmp_path):
 def plain_query_gradients(model, batches):
     """The gradient of the mean norm of the logits by each query weight, by autograd alone."""
     rows = [row for batch in batches for row in unpadded(batch)]
-    weights = [site.query.weight for site in find_sites(model)]
+    weights = [weight_of(site.inputs[site.parts["q"]]) for site in find_sites(model)]
     norms = [model(**{name: row[name] for name in ("input_ids", "attention_mask")}).logits.norm() for row in rows]
     return torch.autograd.grad(sum(norms) / len(rows), weights)
 
@@ -164,7 +191,7 @@ def test_the_change_of_gradients_is_that_of_plain_autograd(family):
     model, batches = tiny_model(family, dtype=torch.float64), [tiny_batch(seed=1), tiny_batch(rows=3, longest=7)]
     gg.remove_heads(model, {0: [1]})
     head = Unit(0, 2)
-    changes = paper_figures.gradient_change(find_sites(model), ready_batches(batches), OBJECTIVES["logit-norm"], head)
+    changes = gradient_change(find_sites(model), ready_batches(batches), OBJECTIVES["logit-norm"], head)
     before = plain_query_gradients(model, batches)
     closed = copy.deepcopy(model)
     with torch.no_grad():
@@ -190,7 +217,7 @@ def test_a_pruned_model_is_compared_though_a_site_has_no_head(tmp_path):
     options = {"methods": "greedy-gnorm", "runs": 1, "samples": 9, "eval_samples": 21}
     gg.compare(model, ROWS, tokenizer=tiny_tokenizer(), out=tmp_path / "c", **options)
     picture = (tmp_path / "c" / "figures" / "gradient-change.svg").read_text()
-    assert picture.count("site 1 (no head)") == 1
+    assert picture.count("layer 1 (no head)") == 1
     assert picture.count("(no head)") == 1
 
 
@@ -259,7 +286,7 @@ def test_no_two_methods_look_alike():
     methods = [*methods_named("all"), "attribution-greedy", "leave-one-out-greedy", "shapley-greedy"]
     for looks in (
         [(look["color"], look["linestyle"]) for look in paper_figures.styles(methods).values()],
-        [(look["color"], look["dash"]) for look in charts.looks(methods).values()],
+        [(look["color"], look["dash"]) for look in charts.line_styles(methods).values()],
     ):
         assert len(set(looks)) == len(looks) == len(METHODS)
         assert looks[0][1] in ("-", "solid"), "Greedy-Gnorm"
@@ -301,7 +328,7 @@ def rows(header, cells):
 
 
 def test_the_table_of_solutions():
-    twice, once = rows(*solutions(MADE_UP))
+    twice, once = rows(*solutions_table(MADE_UP))
     assert twice == {
         "method": "twice", "runs": "2",
         "before": "80.00 ± 0.00", "after": "80.00 ± 0.00*", "decrease %": "0.00 ± 0.00*",
@@ -313,34 +340,36 @@ def test_the_table_of_solutions():
         "MB before": "12.00", "MB after": "10.00*", "reduction %": "16.67*",
         "heads gone": "2.0*", "parameters before": "3,145,728", "parameters after": "2,621,440*",
     }  # fmt: skip
-    header, cells = solutions(MADE_UP)
+    header, cells = solutions_table(MADE_UP)
     (first, _) = csv.DictReader(as_csv(header, cells).splitlines())
     assert first["parameters after"] == "2752512 ± 185364"
     assert len({line.count("|") for line in as_markdown(header, cells).splitlines()}) == 1
 
 
 def test_what_starts_at_nothing_has_no_decrease():
-    (row,) = rows(*solutions(Comparison({"quality": "accuracy"}, {"a": [made_up([0.0, 0.0]), made_up([0.0, 0.0])]})))
+    (row,) = rows(
+        *solutions_table(Comparison({"quality": "accuracy"}, {"a": [made_up([0.0, 0.0]), made_up([0.0, 0.0])]}))
+    )
     assert row["decrease %"] == "-"
-    (row,) = rows(*solutions(Comparison({"quality": "accuracy"}, {"a": [made_up([-0.5, -0.2, -1.0])]})))
+    (row,) = rows(*solutions_table(Comparison({"quality": "accuracy"}, {"a": [made_up([-0.5, -0.2, -1.0])]})))
     assert row["decrease %"] == "-60.00*", "a quality below zero (r2) that has grown"
 
 
 def test_the_best_of_a_column_is_marked():
-    twice, once = rows(*table(MADE_UP))
+    twice, once = rows(*summary_table(MADE_UP))
     assert (twice["before"], once["before"]) == ("0.800 ± 0.000", "0.800")
     assert (twice["mean"], once["mean"]) == ("0.633 ± 0.094*", "0.600")
     assert (twice["knee: heads gone"], once["knee: heads gone"]) == ("1.5 ± 0.7", "2.0*")
     assert (twice["knee: quality"], once["knee: quality"]) == ("0.800 ± 0.000*", "0.600")
-    alike = rows(*table(Comparison(MADE_UP.header, {"a": MADE_UP.curves["once"], "b": MADE_UP.curves["once"]})))
+    alike = rows(*summary_table(Comparison(MADE_UP.header, {"a": MADE_UP.curves["once"], "b": MADE_UP.curves["once"]})))
     assert [row["mean"] for row in alike] == ["0.600*", "0.600*"]
 
 
 def test_heads_before_a_drop():
     points = [(0, 0.9), (1, 0.9), (2, 0.895), (3, 0.88), (4, 0.9), (5, 0.5)]
-    assert heads_before_drop(points, 0.01) == 2
-    assert heads_before_drop(points, 0.05) == 4
-    assert heads_before_drop(points, 0.5) == 5
+    assert units_before_drop(points, 0.01) == 2
+    assert units_before_drop(points, 0.05) == 4
+    assert units_before_drop(points, 0.5) == 5
 
 
 def test_staleness_starts_at_one(tmp_path):

@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def killed(command, folder, kills, seed=0):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, str(HERE / "killing.py"), command, str(folder), str(kills), str(seed)],
         capture_output=True, text=True, env=environment, cwd=HERE,

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from greedy_gnorm.cli.interrupts import Interrupts
 from greedy_gnorm.cli.options import (
     Config,
     Data,
@@ -30,12 +31,10 @@ from greedy_gnorm.cli.options import (
     given_names,
     with_settings,
 )
-from greedy_gnorm.errors import GnormError, Interrupted, ProcessGone
+from greedy_gnorm.errors import INTERRUPTED, GnormError, Interrupted, ShownElsewhere
+from greedy_gnorm.passes.peers import launched
 from greedy_gnorm.pruning.rules import check_names, forms
 from greedy_gnorm.settings import COMPARING, SCORING, SETTINGS, Settings
-
-INTERRUPTED = 130
-"""The exit code after Ctrl-C."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -232,17 +231,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
-        with _together():
+        with _process_group():
             app([part for part in given if part != "--debug"], prog_name="gnorm")
         sys.stdout.flush()
     except SystemExit as end:
-        if end.code == INTERRUPTED:
+        if end.code == INTERRUPTED and _is_first():
             print("Interrupted.", file=sys.stderr)
         return end.code if isinstance(end.code, int) else 1
     except GnormError as error:
         if debug:
             raise
-        if os.environ.get("RANK", "0") == "0" or isinstance(error, ProcessGone):  # of several processes one speaks
+        if not isinstance(error, ShownElsewhere):
             _say(f"Error: {error}", "red")
         return 2
     except OSError as error:
@@ -252,18 +251,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"Error: The result can't be shown: {error.strerror}.", "red")
         return 2
     except Interrupted as error:
-        _say(str(error))
+        if _is_first():
+            _say(str(error))
         return INTERRUPTED
     return 0
 
 
-def _together() -> AbstractContextManager[None]:
-    """One of several processes joins the others; torch is not needed to find out that there are none."""
-    if "WORLD_SIZE" not in os.environ:
-        return nullcontext()
-    from greedy_gnorm.passes.processes import joined
+@contextmanager
+def _process_group() -> Iterator[None]:
+    """Join the other processes where a launcher started several; a single process needs no torch to find out."""
+    if not launched():
+        yield
+        return
+    from greedy_gnorm.passes.processes import process_group
 
-    return joined()
+    # A launcher ends all processes when one fails: the first one must live long enough to say why
+    with Interrupts(), process_group(_say):
+        yield
+
+
+def _is_first() -> bool:
+    """Whether this process speaks for all; known before they have joined and after they have parted."""
+    return not launched() or os.environ["RANK"] == "0"
 
 
 def _say(text: str, style: str | None = None) -> None:

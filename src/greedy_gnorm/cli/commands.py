@@ -91,7 +91,7 @@ def report(folders: Sequence[Path], out: Path | None, *, show: bool) -> None:
 
 
 def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
-    with console.messages(quiet=quiet):
+    with console.messages(quiet=quiet or not is_first()):
         scores = run_score(model, data, score=name, **settings)
     if not is_first():
         return
@@ -124,7 +124,10 @@ def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any],
 
 
 def compare(model: str, data: str, out: Path, settings: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
-    with console.messages(quiet=quiet), console.PartDisplay(quiet=quiet) as display, Interrupts() as interrupts:
+    with ExitStack() as stack:
+        stack.enter_context(console.messages(quiet=quiet or not is_first()))
+        display = stack.enter_context(console.PartDisplay(quiet=quiet))  # of every process: each has walks of its own
+        interrupts = stack.enter_context(Interrupts())
 
         def show(part: object, step: Step, gone: int, limit: int) -> None:
             display(part, step, gone, limit)

@@ -21,6 +21,7 @@ from greedy_gnorm.cli import sketch
 from greedy_gnorm.comparison.analysis import Comparison, solution
 from greedy_gnorm.deployment.export import Exported
 from greedy_gnorm.model.sizes import MEGABYTE
+from greedy_gnorm.passes.processes import is_first
 from greedy_gnorm.pruning.curves import curve
 from greedy_gnorm.pruning.methods import GREEDY
 from greedy_gnorm.pruning.run import Run
@@ -61,7 +62,7 @@ def messages(*, quiet: bool) -> Iterator[None]:
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    if issubclass(category, UserWarning):
+    if issubclass(category, UserWarning) and is_first():
         err.print(f"Warning: {message}", style="yellow", soft_wrap=True)
 
 

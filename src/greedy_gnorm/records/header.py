@@ -18,7 +18,7 @@ from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import configuration_fingerprint, weights_fingerprint
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.sizes import parameter_count
-from greedy_gnorm.passes.processes import count, gather
+from greedy_gnorm.passes.processes import gather, world_size
 from greedy_gnorm.pruning.methods import METHODS
 from greedy_gnorm.pruning.prepare import objective_for
 from greedy_gnorm.records.journal import differences, identity
@@ -49,7 +49,7 @@ def run_header(
         "quality": measure.name,
         "higher_is_better": measure.higher_is_better,
         "versions": versions(),
-        "processes": count(),
+        "processes": world_size(),
         "threads": torch.get_num_threads(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
