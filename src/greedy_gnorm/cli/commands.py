@@ -188,7 +188,7 @@ def methods(*, as_json: bool) -> None:
             "scores": "every step" if method.recompute else "once",
             "objective": score.objective or "-",
             "labels": "needed" if score.asks_for_labels(OBJECTIVES[score.objective or "logit-norm"]) else "-",
-            "cost of a scoring": score.cost,
+            "cost of scoring": score.cost,
             "paper": score.paper,
         }
         for name in METHODS
@@ -206,7 +206,7 @@ def methods(*, as_json: bool) -> None:
     console.show_table(list(rows[0]), [list(row.values()) for row in rows], numbers=False)
     for name, column, content in (
         ("score", "what it is (--score-options)", scores),
-        ("objective", "the number per sentence", objectives),
+        ("objective", "number computed for each sentence", objectives),
         ("stop", "when the run ends", rules),
     ):
         cells = [list(row) for row in content.items()]

@@ -13,6 +13,7 @@ from greedy_gnorm.model.modeling_pruned import RECORDS
 from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.sizes import module_counts
 from greedy_gnorm.model.surgery import remove
+from greedy_gnorm.pruning.run import measure_of
 from greedy_gnorm.records.journal import RUN_FILE, Journal
 from greedy_gnorm.report.tables import SizeTable, stored_precision
 from greedy_gnorm.units import Unit, removed_by
@@ -38,9 +39,9 @@ def parameter_table(name: str, removed: int | None, *, trust_remote_code: bool =
     counts = module_counts(before), module_counts(after)
     if journal is None or removed is not None:
         return SizeTable.of(*counts)
-    measure = str(journal.header["quality"])
-    quality = (measure, *(journal.steps[place].quality[measure] for place in (0, _solution(journal))))
-    return SizeTable.of(*counts, stored_precision(journal.header, journal.steps[0]), quality)
+    measure, unpruned, solution = measure_of(journal.header), journal.steps[0], journal.steps[_solution(journal)]
+    quality = measure.name, measure.of(unpruned), measure.of(solution)
+    return SizeTable.of(*counts, stored_precision(journal.header, unpruned), quality)
 
 
 def _unpruned(config: Any) -> Any:

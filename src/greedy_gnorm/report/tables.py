@@ -85,10 +85,9 @@ class SizeTable:
     @property
     def columns(self) -> list[str]:
         """The names of the columns; the precision is that of the sizes."""
-        sides = (
-            [f"Params {side}", f"Share % {side}", f"MB {side} ({self.precision.name})"] for side in ("before", "after")
-        )
-        return ["Layer", *(name for side in sides for name in side)]
+        size = self.precision.name
+        sides = [(f"Params {side}", f"Share % {side}", f"MB {side} ({size})") for side in ("before", "after")]
+        return ["Layer", *sides[0], *sides[1]]
 
     @property
     def cells(self) -> list[list[str]]:
