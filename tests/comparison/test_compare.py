@@ -67,7 +67,6 @@ def test_every_method_walks_on_the_same_evaluation_rows(tmp_path):
     for name in figures:
         picture = (tmp_path / "c" / "figures" / f"{name}.png").read_bytes()
         assert picture.startswith(b"\x89PNG")
-        assert len(picture) > 4000
         ElementTree.parse(tmp_path / "c" / "figures" / f"{name}.svg")
     assert essence(read_comparison(tmp_path / "c")) == essence(comparison)
 
@@ -190,7 +189,7 @@ def test_a_pruned_model_is_compared_though_a_site_has_no_head(tmp_path):
     options = {"methods": "greedy-gnorm", "runs": 1, "samples": 9, "eval_samples": 21}
     gg.compare(model, ROWS, tokenizer=tiny_tokenizer(), out=tmp_path / "c", **options)
     picture = (tmp_path / "c" / "figures" / "gradient-change.svg").read_text()
-    assert picture.count("site 1 (no head)") == 1
+    assert picture.count("layer 1 (no head)") == 1
     assert picture.count("(no head)") == 1
 
 
