@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,27 @@ LATENCY = {
 }  # fmt: skip
 
 
+RAGGED = [(4,), (4, 6), (6,)]
+"""Three layers: one of 4 heads, one with two attention modules of 4 and 6 heads, one of 6 heads."""
+
+
 def header(
     sites: int = 3,
     heads: int = 4,
     *,
+    layout: Sequence[Sequence[int]] | None = None,
     layers: int = 1,
     model: str = "my-model",
+    on_hub: bool = False,
+    dtype: str | None = "float32",
+    quality: str = "accuracy",
+    higher_is_better: bool = True,
     source: str = "reviews.csv",
     removed: tuple[Unit, ...] = (),
     **settings: Any,
 ) -> dict[str, Any]:
-    """run.json before the first step."""
+    """run.json before the first step; `layout` gives the heads of each attention module of each layer."""
+    layout = [(heads,)] * sites if layout is None else layout
     given = Settings.of({"stop": ("all",), **settings})
     rows = {"source": source, "rows": 100, "batches": 7, "truncated": 0, "fingerprint": "0123456789abcdef"}
     return {
@@ -39,16 +50,19 @@ def header(
         "model": {
             "name": model, "type": "bert", "weights": "fedcba9876543210", "parameters": 1_000_000,
             "sites": [
-                {"name": f"layer.{site}", "kind": "attention", "layer": site, "units": heads, "applications": layers}
-                for site in range(sites)
+                {"name": f"layer.{layer}.{place}", "kind": "attention", "layer": layer, "units": units,
+                 "applications": layers}
+                for layer, modules in enumerate(layout) for place, units in enumerate(modules)
             ],
             "removed": [list(head) for head in removed],
+            **({"dtype": dtype} if dtype else {}),
+            **({"on_hub": True} if on_hub else {}),
         },
         "data": {"scoring": rows, "evaluation": {**rows, "rows": 50}},
         "config": {**given.to_json(), "objective": "logit-norm"},
         "seed": given.seed,
-        "quality": "accuracy",
-        "higher_is_better": True,
+        "quality": quality,
+        "higher_is_better": higher_is_better,
         "versions": {"python": "3.11", "greedy-gnorm": "0.1.0"},
         "started": "2026-01-01T00:00:00+00:00",
     }  # fmt: skip
@@ -60,29 +74,30 @@ def walk(
     """A journal whose scores, order and quality come from the header's seed; unfinished where `steps` ends it early."""
     journal = Journal.begin(folder, head)
     chance = np.random.default_rng(head["seed"])
-    shape = (len(head["model"]["sites"]), head["model"]["sites"][0]["units"])
-    left = {Unit(site, index) for site, index in np.ndindex(*shape)} - {
-        Unit(*gone) for gone in head["model"]["removed"]
-    }
+    counts = [site["units"] for site in head["model"]["sites"]]
+    left = {Unit(site, index) for site, count in enumerate(counts) for index in range(count)}
+    left -= {Unit(*gone) for gone in head["model"]["removed"]}
     total, parameters = len(left), head["model"]["parameters"]
-    logs = chance.normal(-5, 2, shape)
+    width = {"float16": 2, "bfloat16": 2}.get(head["model"].get("dtype"), 4)
+    logs = chance.normal(-5, 2, sum(counts))
     middle = 0.75 - 0.1 * (head["seed"] // 100) + chance.normal(0, 0.02)  # where quality falls
     for number in range((total if steps is None else steps) + 1):
         scores, gone = None, ()
         if number:
-            logs = logs + (chance.normal(0, 0.3, shape) if rescored else 0)
-            there = np.full(shape, np.nan)
-            for each in left:
-                there[each] = logs[each]
-            scores = Scores(np.exp(there), there)
+            logs = logs + (chance.normal(0, 0.3, sum(counts)) if rescored else 0)
+            there = np.split(logs, np.cumsum(counts)[:-1])
+            scores = Scores([np.exp(each) for each in there], there)
+            scores = scores.without(set(scores.units()) - left)
             gone = (scores.order()[0],)
             left -= set(gone)
             parameters -= 1000
         accuracy = float(round(0.05 + 0.9 / (1 + np.exp(12 * (number / total - middle))), 4)) if number else 0.96
         quality = {"accuracy": accuracy, "macro_f1": accuracy - 0.01, "loss": 1 - accuracy}
+        if head["quality"] not in quality:  # a measure that is no share: from 20 to 400
+            quality = {head["quality"]: float(round(20 / accuracy, 4)), "loss": 1 - accuracy}
         seconds = {"score": 0.5, "remove": 0.01, "evaluate": 0.25} if number else {"evaluate": 0.25}
         stop = None if left else "no head is left to remove"
-        journal.append(Step(number, gone, scores, quality, Cost(parameters, 4 * parameters), seconds, stop))
+        journal.append(Step(number, gone, scores, quality, Cost(parameters, width * parameters), seconds, stop))
     if not left:
         journal.finish(
             {"solution": knee_of(journal.steps, measure_of(journal.header)), "latency": [LATENCY] if latency else []}

@@ -41,10 +41,24 @@ class SiteInfo:
 
 def unit_name(sites: Sequence[SiteInfo], unit: Unit) -> str:
     """`L3·H10` for head 10 of layer 3, `L3·N512` for a neuron; sites of one kind in one layer get a letter each."""
-    site = sites[unit.site]
-    alike = [place for place, each in enumerate(sites) if (each.layer, each.kind) == (site.layer, site.kind)]
-    letter = "" if len(alike) == 1 else chr(ord("a") + alike.index(unit.site))
-    return f"L{site.layer}{letter}·{UNIT_WORDS[site.kind][0].upper()}{unit.index}"
+    return f"L{_numbered(sites, unit.site)}·{_initial(sites[unit.site])}{unit.index}"
+
+
+def layer_names(sites: Sequence[SiteInfo]) -> list[str]:
+    """A name for each site as a row of a mask: `3`, `3a` and `3b`, or `3·H` and `3·N` where kinds are mixed."""
+    mixed = len({site.kind for site in sites}) > 1
+    return [_numbered(sites, place) + (f"·{_initial(site)}" if mixed else "") for place, site in enumerate(sites)]
+
+
+def _numbered(sites: Sequence[SiteInfo], place: int) -> str:
+    """The number of a site's layer, with a letter where the layer has several sites of its kind."""
+    site = sites[place]
+    alike = [other for other, each in enumerate(sites) if (each.layer, each.kind) == (site.layer, site.kind)]
+    return str(site.layer) + ("" if len(alike) == 1 else chr(ord("a") + alike.index(place)))
+
+
+def _initial(site: SiteInfo) -> str:
+    return UNIT_WORDS[site.kind][0].upper()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import pytest
 from conftest import tiny_model, tiny_rows, tiny_tokenizer
 
 from greedy_gnorm.cli.app import main
+from greedy_gnorm.report import figures
 
 
 @pytest.fixture
@@ -83,19 +84,39 @@ def test_options_from_a_file_and_the_line_wins(model_folder, data_file, tmp_path
     assert main(["prune", "--config", str(path)]) == 2
 
 
-def test_score_writes_the_matrix_and_a_heat_map(model_folder, data_file, tmp_path, capsys):
-    out = tmp_path / "scores"
+def test_score_writes_the_matrix_and_a_heat_map(model_folder, data_file, tmp_path, capsys, monkeypatch):
+    out, drawn = tmp_path / "scores", []
+    heat_map = figures.heat_map
+    monkeypatch.setattr(figures, "heat_map", lambda *given: drawn.append(given) or heat_map(*given))
     command = ["score", str(model_folder), "--data", str(data_file), "--out", str(out)]
     assert main([*command, "--score", "gnorm", "--objective", "loss"]) == 0
-    assert "Lowest scores" in capsys.readouterr().out
     content = json.loads((out / "scores.json").read_text())
+    ((scores, title, sites),) = drawn
+    assert (scores.values.tolist(), title) == (content["values"], "gnorm")
+    assert [site.units for site in sites] == [4, 4]
+    lowest = ", ".join(f"L{layer}·H{head}" for layer, head in content["order"][:5])
+    assert f"Lowest scores: {lowest}\n" in capsys.readouterr().out
     assert len(content["values"]) == 2
     assert len(content["values"][0]) == 4
     assert set(content["parts"]) == {"q", "k", "v"}
     assert len(content["order"]) == 8
-    assert (out / "scores.png").stat().st_size > 5000
+    assert (out / "scores.png").read_bytes().startswith(b"\x89PNG")
     product = [[content["parts"][name][0][0] for name in ("q", "k", "v")]]
     assert content["values"][0][0] == pytest.approx(product[0][0] * product[0][1] * product[0][2], rel=1e-12)
+
+
+def test_score_writes_through_no_link(model_folder, data_file, tmp_path, capsys):
+    """A link in the folder that the user names is replaced; the file that it points to stays as it was."""
+    out, elsewhere = tmp_path / "scores", tmp_path / "elsewhere"
+    out.mkdir()
+    names = ("scores.json", "scores.png", "scores.svg")
+    elsewhere.write_text("precious")
+    for name in names:
+        (out / name).symlink_to(elsewhere)
+    assert main(["score", str(model_folder), "--data", str(data_file), "--out", str(out), "--samples", "9"]) == 0
+    assert elsewhere.read_text() == "precious"
+    assert not any((out / name).is_symlink() for name in names)
+    assert sorted(path.name for path in out.iterdir()) == sorted(names)
 
 
 def test_methods(capsys):
@@ -185,7 +206,9 @@ def test_an_output_folder_that_can_not_be_made(prune, tmp_path, capsys):
     assert "Can't write to" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere: tests/records/test_kill.py mounts a read-only disk")
+@pytest.mark.skipif(
+    os.geteuid() == 0, reason="root may write anywhere: tests/records/test_kill.py mounts a read-only disk"
+)
 def test_a_read_only_output_folder(prune, tmp_path, capsys):
     (tmp_path / "locked").mkdir(mode=0o500)
     assert prune(out="locked/run") == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import huggingface_hub
 import pytest
 import torch
 import transformers
+import yaml
 from conftest import LABEL_NAMES, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
 
 import greedy_gnorm as gg
@@ -21,9 +23,10 @@ from greedy_gnorm.deployment.export import export, largest_difference, onnx_runn
 from greedy_gnorm.deployment.speed import multiplications, torch_latencies
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.surgery import dense
+from greedy_gnorm.pruning import prepare
 from greedy_gnorm.units import Latency
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MASKS = {
     "uneven": {0: [1, 3], 1: [2]},
     "an empty layer": {0: [0, 1, 2, 3], 1: [2]},
@@ -73,20 +76,25 @@ def test_without_the_flag_transformers_refuses(family, tmp_path):
 
 
 def test_the_file_beside_the_weights_needs_torch_and_transformers_only():
-    text = (ROOT / "src/greedy_gnorm/modeling_pruned.py").read_text()
-    imports = {line.split()[1].split(".")[0] for line in text.splitlines() if line.startswith(("import ", "from "))}
-    assert imports <= {"functools", "re", "typing", "transformers", "torch"}
+    tree = ast.parse((ROOT / "src/greedy_gnorm/model/modeling_pruned.py").read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    packages = {name.split(".")[0] for name in imported}
+    assert packages - sys.stdlib_module_names == {"torch", "transformers"}
 
 
-def test_a_process_without_greedy_gnorm_classifies(tmp_path):
-    model = pruned("bert", "an empty layer")
+@pytest.mark.parametrize("family", ["bert", "distilbert"])
+def test_a_process_without_greedy_gnorm_classifies_quietly(family, tmp_path):
+    model = pruned(family, "an empty layer" if family == "bert" else "uneven")
     model.save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     script = """
 import json, sys
 sys.modules["greedy_gnorm"] = None  # as if it were not installed
-from transformers import AutoTokenizer, pipeline
+from transformers import AutoModelForSequenceClassification, pipeline
 classify = pipeline("text-classification", sys.argv[1], trust_remote_code=True)
+whole = AutoModelForSequenceClassification.from_config(type(classify.model.config)())
+assert type(whole).__module__.startswith("transformers.models."), "an unpruned model is transformers' own"
 print(json.dumps(classify(["good film", "bad plot"])))
 """
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
@@ -94,12 +102,22 @@ print(json.dumps(classify(["good film", "bad plot"])))
         [sys.executable, "-c", script, str(tmp_path / "model")], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
+    assert "not supported" not in done.stdout + done.stderr
+    assert "Pruned" not in done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert {each["label"] for each in found} <= {"neg", "neutral", "pos"}
     tokens = tiny_tokenizer()(["good film", "bad plot"], padding=True, return_tensors="pt")
     with torch.no_grad():
         expected = model(**tokens).logits.softmax(-1).amax(-1)
     assert [each["score"] for each in found] == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_a_pipeline_on_a_model_in_memory_is_quiet(family, capfd):
+    pipeline = transformers.pipeline("text-classification", model=pruned(family), tokenizer=tiny_tokenizer())
+    assert pipeline.model.__class__.__name__.startswith("Pruned")
+    assert "not supported" not in "".join(capfd.readouterr())
+    plain = transformers.AutoModelForSequenceClassification.from_config(tiny_model(family).config)
+    assert type(plain) is type(tiny_model(family))
 
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
@@ -177,7 +195,7 @@ def test_a_hand_edited_configuration_is_refused_by_both_ways(tmp_path):
     good = json.loads(path.read_text())
     for wrong in ({"7": [0]}, {"0": [0, 0]}, {"0": [99]}, {"0": "1"}, [1, 2], {"0": list(range(10**5))}):
         path.write_text(json.dumps({**good, "pruned_heads": wrong}))
-        with pytest.raises(gg.GnormError, match=r"pruned_heads|layers|site"):
+        with pytest.raises(gg.GnormError, match=r"pruned_heads"):
             gg.load(tmp_path)
         with pytest.raises(Exception, match=r"pruned_heads|attribute|subset|size"):
             reloaded(tmp_path)
@@ -227,9 +245,50 @@ def test_a_run_is_exported_with_8_bits_and_their_quality(model_folder, tmp_path,
     assert (run / "onnx" / "model.int8.onnx").stat().st_size < (run / "onnx" / "model.onnx").stat().st_size * 2
 
 
+def test_an_export_reads_other_rows_as_the_run_did(model_folder, tmp_path, capsys, recwarn):
+    """The columns and labels are those of the run; rows of its own are no overlap, for nothing is scored."""
+    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    names, files = {"neg": "thumbs down", "neutral": "so so", "pos": "thumbs up"}, []
+    for number in range(2):
+        rows = tiny_rows(80)[40 * number : 40 * number + 40]
+        odd = [
+            {"text": "not this", "body": row["text"], "verdict": names[row["label"]], "label": "nor this"}
+            for row in rows
+        ]
+        files.append(tmp_path / f"rows-{number}.jsonl")
+        files[-1].write_text("\n".join(map(json.dumps, odd)))
+    columns = ["--text", "body", "--label", "verdict"]
+    columns += ["--label-map", ",".join(f"{theirs}={ours}" for ours, theirs in names.items())]
+    run = str(tmp_path / "run")
+    command = ["prune", str(model_folder), "--data", str(files[0]), "--out", run, "--stop", "heads=3", "--no-latency"]
+    assert main([*command, *columns, "--eval-samples", "10"]) == 0
+    capsys.readouterr()
+    recwarn.clear()
+    assert main(["export", run, "--onnx", "--int8", "--data", str(files[1]), "--json"]) == 0
+    shown = capsys.readouterr()
+    report = json.loads(shown.out)
+    assert "overlap" not in shown.err
+    assert "Warning" not in shown.err
+    assert not [each for each in recwarn if issubclass(each.category, UserWarning)]
+    assert report["int8"]["rows"] == 40, "all of them, however many the run was evaluated on"
+    rows = [{**row, "label": row["label"]} for row in tiny_rows(80)[40:]]
+    assert report["int8"]["quality"]["torch"] == pytest.approx(accuracy(gg.load(Path(run) / "model"), rows))
+    assert report["int8"]["quality"]["onnx"] == report["int8"]["quality"]["torch"]
+
+
+def accuracy(model, rows):
+    """Sentence by sentence, by hand."""
+    right = 0
+    for row in rows:
+        with torch.no_grad():
+            predicted = int(model(**tiny_tokenizer()(row["text"], return_tensors="pt")).logits.argmax())
+        right += model.config.id2label[predicted] == row["label"]
+    return right / len(rows)
+
+
 def test_an_export_that_differs_is_not_kept(model_folder, tmp_path):
     pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-    with pytest.raises(gg.GnormError, match="differs from torch by"):
+    with pytest.raises(gg.GnormError, match="differ from torch by"):
         export(model_folder, out=tmp_path / "onnx", tolerance=0.0)
     assert not (tmp_path / "onnx").exists()
 
@@ -253,6 +312,41 @@ def test_latency_is_measured_in_turn():
     assert row.before_spread[0] <= row.before_ms <= row.before_spread[1]
     assert row.promised > 1
     assert Latency.from_json(json.loads(json.dumps(row.to_json()))) == row
+
+
+# The model card
+
+
+def card(run, folder):
+    """The metadata and the text of the README.md in a run's folder."""
+    _, metadata, text = (folder / "model" / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(metadata), text
+
+
+def test_the_card_of_a_model_from_a_folder_names_no_path(model_folder, tmp_path):
+    options = {"stop": "heads=3", "latency": False, "samples": 9}
+    run = gg.prune(str(model_folder), tiny_rows(40), out=tmp_path / "run", **options)
+    metadata, text = card(run, tmp_path / "run")
+    assert "base_model" not in metadata
+    assert (metadata["pipeline_tag"], metadata["metrics"]) == ("text-classification", ["accuracy"])
+    assert text.strip().startswith("# classifier, pruned\n")
+    assert str(tmp_path) not in text
+    names = ", ".join(f"L{site}·H{index}" for site, index in sorted(run.removed))
+    assert f"Removed heads: {names}." in text
+    before, after = (step.bytes / 2**20 for step in (run.steps[0], run.solution))
+    assert f"| MB (float32) | {before:.2f} | {after:.2f} |" in text
+
+
+def test_the_card_of_a_model_from_the_hub_names_its_base(model_folder, tmp_path, monkeypatch):
+    load = {"model": gg.load, "tokenizer": prepare.load_tokenizer}
+    monkeypatch.setattr(prepare, "load", lambda name, **options: load["model"](model_folder, **options))
+    monkeypatch.setattr(prepare, "load_tokenizer", lambda name, **options: load["tokenizer"](model_folder, **options))
+    options = {"stop": "heads=3", "latency": False, "samples": 9}
+    run = gg.prune("some-org/bert-tiny", tiny_rows(40), out=tmp_path / "run", **options)
+    metadata, text = card(run, tmp_path / "run")
+    assert metadata["base_model"] == "some-org/bert-tiny"
+    assert text.strip().startswith("# some-org/bert-tiny, pruned\n")
+    assert "<h1>some-org/bert-tiny</h1>" in (tmp_path / "run" / "report.html").read_text("utf-8")
 
 
 # The hub

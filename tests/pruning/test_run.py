@@ -190,8 +190,9 @@ def test_the_run_folder(tmp_path, model_folder, data_file):
     with (folder / "tables" / "curve.csv").open() as file:
         assert [int(row["heads_removed"]) for row in csv.DictReader(file)] == list(range(9))
     assert "| Accuracy |" in (folder / "tables" / "parameters.md").read_text()
-    for name in ("curve", "mask", "scores"):
-        assert (folder / "figures" / f"{name}.png").stat().st_size > 5000
+    for name in ("curve", "mask", "scores"):  # what they plot: tests/report/test_figures.py
+        assert (folder / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "</svg>" in (folder / "figures" / f"{name}.svg").read_text()
     assert {path.name for path in (folder / "model").iterdir()} >= {
         "config.json",
         "model.safetensors",

@@ -100,7 +100,9 @@ def test_a_step_is_taken(old, capsys):
     assert main(take) == 0
     removed = [tuple(unit) for line in lines(old / "finished")[:4] for unit in line["removed"]]
     assert gg.find_sites(gg.load(old / "taken" / "model")).removed() == sorted(Unit(*unit) for unit in removed)
-    assert [line["removed"] for line in lines(old / "taken")] == [line["removed"] for line in lines(old / "finished")[:4]]
+    assert [line["removed"] for line in lines(old / "taken")] == [
+        line["removed"] for line in lines(old / "finished")[:4]
+    ]
     header = json.loads((old / "taken" / "run.json").read_text())
     assert header["schema"] == schema.SCHEMA
     assert header["config"]["protect"] == [[0, 1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import html
 import json
 import re
@@ -12,14 +13,17 @@ import numpy as np
 import pytest
 import torch
 from conftest import LABEL_NAMES, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
-from journals import comparison, header, walk
+from journals import RAGGED, comparison, header, walk
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli import console, sketch
 from greedy_gnorm.cli.app import main
+from greedy_gnorm.pruning.curves import curve, mean_over_curve
+from greedy_gnorm.pruning.run import Run, sites_of
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.report import writer as report
-from greedy_gnorm.units import Unit, removed_by
+from greedy_gnorm.report.outcome import curve_csv
+from greedy_gnorm.units import Measure, Unit, removed_by, unit_name
 
 EVIL = '</script><img src=x onerror="alert(1)"><b>&amp;\u2028'
 
@@ -37,9 +41,9 @@ def words(path):
 
 
 def scores_of(run):
-    """(matrices, sites, heads) from the packed scores of a run on the page."""
+    """(scorings, heads of all layers) from the packed scores of a run on the page."""
     values = np.frombuffer(base64.b64decode(run["scores"]["values"]), "<f4")
-    return values.reshape(-1, *run["model"]["shape"])
+    return values.reshape(-1, sum(row["units"] for row in run["rows"]))
 
 
 @pytest.fixture
@@ -49,18 +53,81 @@ def made(tmp_path):
     return journal, gg.write_report([journal.folder])
 
 
-def test_the_page_holds_the_journals_values(made):
-    journal, path = made
+PERPLEXITY = {"quality": "perplexity", "higher_is_better": False}
+
+
+@pytest.mark.parametrize("options", [{}, {"layout": RAGGED, "dtype": "bfloat16", **PERPLEXITY}])
+def test_the_page_holds_the_journals_values(options, tmp_path):
+    journal = walk(tmp_path / "run", header(**options))
+    path = gg.write_report([journal.folder])
     assert path == journal.folder / "report.html"
     (run,) = content(path)["walks"]
-    assert run["quality"] == [step.quality["accuracy"] for step in journal.steps]
+    assert run["quality"] == [step.quality[journal.header["quality"]] for step in journal.steps]
     assert run["parameters"] == [step.parameters for step in journal.steps]
-    assert run["bytes"] == 4
-    assert [Unit(*divmod(head, 4)) for step in run["removed"] for head in step] == removed_by(journal.steps)
+    assert run["bytes"] == [step.bytes for step in journal.steps]
+    units = [Unit(site, n) for site, row in enumerate(run["rows"]) for n in range(row["units"])]
+    assert [units[head] for step in run["removed"] for head in step] == removed_by(journal.steps)
     assert run["solution"] == journal.header["result"]["solution"]
     packed = scores_of(run)
     for step, place in zip(journal.steps[1:], run["scores"]["places"][1:], strict=True):
-        assert np.allclose(packed[place], step.as_matrix(scores.logs) / np.log(10), rtol=1e-6, equal_nan=True)
+        assert np.allclose(packed[place], np.concatenate(step.scores.logs) / np.log(10), rtol=1e-6, equal_nan=True)
+
+
+def test_layers_of_any_shape_have_rows_and_names(tmp_path):
+    journal = walk(tmp_path / "run", header(layout=RAGGED))
+    path = gg.write_report([journal.folder])
+    (run,) = content(path)["walks"]
+    assert [(row["name"], row["units"]) for row in run["rows"]] == [("0", 4), ("1a", 4), ("1b", 6), ("2", 6)]
+    assert run["names"][:5] == ["L0·H0", "L0·H1", "L0·H2", "L0·H3", "L1a·H0"]
+    assert run["names"][8:] == [f"L1b·H{n}" for n in range(6)] + [f"L2·H{n}" for n in range(6)]
+    text = words(path)
+    names = [unit_name(sites_of(journal.header), unit) for unit in removed_by(journal.steps)]
+    assert " ".join(re.findall(r"L\d[ab]?·H\d", text)) == " ".join(names), "the table of all steps"
+    assert "3 layers of 4 to 10 heads" in text
+    assert "site" not in text.replace("opposite", "")
+
+
+def test_a_measure_where_lower_is_better(tmp_path):
+    folder = comparison(tmp_path / "c", {"ae": 2, "michel": 2}, layout=RAGGED, **PERPLEXITY)
+    path = gg.write_report([folder])
+    page, text = content(path), words(path)
+    walks = {
+        name: [Journal.read(folder / "parts" / f"{name}-{run}").steps for run in (0, 1)] for name in ("ae", "michel")
+    }
+    measure = Measure("perplexity", higher_is_better=False)
+    means = {name: np.mean([mean_over_curve(curve(w, measure)) for w in runs]) for name, runs in walks.items()}
+    best = min(means, key=means.get)
+    assert best != max(means, key=means.get)
+    assert page["walks"][page["first"]]["label"] == f"{best}, run 1", "the run with the lowest curve"
+    assert "Perplexity (lower is better)" in text
+    assert page["charts"]["comparison"]["layout"]["yaxis"]["title"]["text"] == "Perplexity (lower is better)"
+    lowest, highest = min(means.values()), max(means.values())
+    assert re.search(rf"{lowest:.3f} ± \d+\.\d+\*", text), "marked as the best"
+    assert not re.search(rf"{highest:.3f} ± \d+\.\d+\*", text)
+    assert "heads before 0.01 worse" in text
+    before = walks["ae"][0][0].quality["perplexity"]
+    assert f"{before:.2f} ± 0.00" in text, "no share, so not in per cent"
+    assert f"{100 * before:.2f}" not in text
+
+
+def test_the_title_is_the_models_short_name(tmp_path):
+    for number, (name, on_hub, title) in enumerate(
+        (("/data/models/my-bert", False, "my-bert"), ("models/tiny/", False, "tiny"), ("org/name", True, "org/name"))
+    ):
+        journal = walk(tmp_path / str(number), header(model=name, on_hub=on_hub), steps=2)
+        text = gg.write_report([journal.folder]).read_text("utf-8")
+        assert f"<h1>{title}</h1>" in text
+        assert f"<title>{title} · greedy-gnorm</title>" in text
+
+
+@pytest.mark.parametrize(("dtype", "named"), [("float32", "float32"), ("float16", "float16"), (None, "float32")])
+def test_sizes_are_those_on_disk_and_named(dtype, named, tmp_path):
+    journal = walk(tmp_path / "run", header(dtype=dtype))
+    chosen = journal.steps[journal.header["result"]["solution"]]
+    text = words(gg.write_report([journal.folder]))
+    assert f"Size ({named}) {chosen.bytes / 2**20:.2f} MB" in text
+    assert f"MB ({named})" in text
+    assert content(journal.folder / "report.html")["walks"][0]["precision"] == named
 
 
 def test_the_top_says_it_in_a_sentence_and_four_figures(tmp_path):
@@ -79,7 +146,7 @@ def test_speed_that_was_not_measured_is_called_so(made):
     assert "latency" not in content(made[1])["charts"]
 
 
-def test_how_it_was_made_is_told(made):
+def test_the_details_are_given(made):
     text = words(made[1])
     for part in ("fedcba9876543210", "0123456789abcdef", "100 in 7 batches", "50 in 7 batches", "greedy-gnorm 0.1.0"):
         assert part in text
@@ -117,7 +184,7 @@ def test_a_run_on_objects_in_memory_names_no_command(tmp_path):
     gg.prune(
         model, tiny_rows(), tokenizer=tiny_tokenizer(), samples=9, stop="heads=2", latency=False, out=tmp_path / "run"
     )
-    assert "The command that makes it again" not in words(tmp_path / "run" / "report.html")
+    assert "This command repeats the run" not in words(tmp_path / "run" / "report.html")
     with pytest.raises(gg.GnormError, match="given in Python"):
         gg.take_step(tmp_path / "run", 1, out=tmp_path / "one")
     tiny_tokenizer().save_pretrained(tmp_path / "saved")
@@ -167,7 +234,7 @@ def test_a_score_of_zero_has_its_place(tmp_path):
     del second["seal"]
     lines.write_text(json.dumps(first) + "\n" + json.dumps(second) + "\n")
     page = content(gg.write_report([journal.folder]))["walks"][0]
-    assert scores_of(page)[0, 2, 3] == -np.inf
+    assert scores_of(page)[0, 11] == -np.inf
     assert np.isfinite(page["scores"]["range"]).all()
 
 
@@ -189,7 +256,7 @@ def test_a_large_comparison_leaves_out_scores_rather_than_grow(tmp_path, monkeyp
 def test_an_unfinished_run_is_called_so(tmp_path):
     journal = walk(tmp_path / "run", header(), steps=5)
     path = gg.write_report([journal.folder])
-    assert "So far 5 of 12 attention heads are gone" in words(path)
+    assert "So far greedy-gnorm has removed 5 of 12 attention heads" in words(path)
     assert "not finished" in words(path)
     assert content(path)["walks"][0]["solution"] is None
     live = gg.write_report([journal.folder], live=True).read_text("utf-8")
@@ -257,7 +324,7 @@ def test_what_cannot_be_shown_is_refused(tmp_path, capsys):
     assert "has no step yet" in capsys.readouterr().err
     run, compared = walk(tmp_path / "run", header()).folder, comparison(tmp_path / "c", {"ae": 1})
     assert main(["report", str(run), str(compared)]) == 2
-    assert "name it alone" in capsys.readouterr().err
+    assert "give only this folder" in capsys.readouterr().err
     other = header()
     other["quality"] = "macro_f1"
     assert main(["report", str(run), str(walk(tmp_path / "other", other).folder)]) == 2
@@ -359,16 +426,16 @@ def test_a_live_page_follows_the_run_and_is_not_written_too_often(tmp_path, monk
     path = journal.folder / "report.html"
     with pytest.raises(KeyboardInterrupt), report.LiveReport(journal.folder) as live:  # noqa: PT012
         live()
-        assert "loads itself again" in words(path)
+        assert "This page reloads every five seconds" in words(path)
         path.unlink()
         clock[0] += 1.9
         live()
         assert not path.exists()
         clock[0] += 0.2
         live()
-        assert "loads itself again" in words(path)
+        assert "This page reloads every five seconds" in words(path)
         raise KeyboardInterrupt
-    assert "loads itself again" not in words(path)
+    assert "This page reloads" not in words(path)
     assert "not finished" in words(path)
 
 
@@ -391,7 +458,7 @@ def test_prune_live(model_folder, data_file, tmp_path, monkeypatch, capsys):
     ]
     assert main([*command, "--out", str(tmp_path / "run"), "--live"]) == 0
     assert seen[0] == {"live": True}
-    assert "loads itself again" not in words(tmp_path / "run" / "report.html")
+    assert "This page reloads" not in words(tmp_path / "run" / "report.html")
     seen.clear()
     assert main([*command, "--out", str(tmp_path / "plain")]) == 0
     assert seen == []
@@ -417,11 +484,63 @@ def test_the_terminal_shows_a_mask_and_a_curve(pruned, tmp_path, capsys, monkeyp
     assert "# kept, . removed" in plain
 
 
-def test_the_sketch():
-    model = {"shape": [2, 3], "applications": [1, 4], "removed": [[0, 0]]}
+def test_the_sketch_of_a_mask():
+    model = header(layout=[(3,), (3,)], layers=1, removed=(Unit(0, 0),))["model"]
+    model["sites"][1]["applications"] = 4
     assert sketch.mask(model, [Unit(1, 2)]) == ["  0  · ■ ■", "  1  ■ ■ ·  in 4 layers"]
     assert sketch.mask(model, [Unit(1, 2)], plain=True) == ["  0  . # #", "  1  # # .  in 4 layers"]
-    assert sketch.curve([(0, 1.0), (1, 0.5), (2, 0.0)], height=2, width=3) == ["█  ", "██ "]
+    model = header(layout=[(2,), (2, 3)])["model"]
+    assert sketch.mask(model, [Unit(2, 2)]) == ["  0  ■ ■", " 1a  ■ ■", " 1b  ■ ■ ·"]
+
+
+FALLING = [(0, 1.0), (1, 0.5), (2, 0.0)]
+
+
+def test_the_sketch_of_a_curve():
+    assert sketch.curve(FALLING, height=2, width=3) == ["█  ", "██ "]
     assert sketch.curve([(0, 1.0), (1, 0.25), (2, 0.0)], height=1, width=3) == ["█▂ "]
-    assert sketch.curve([(0, 1.0), (1, 0.5), (2, 0.0)], height=1, width=3, plain=True) == ["#: "]
-    assert [sketch.place([(0, 1.0), (1, 0.5), (2, 0.0)], point, width=5) for point in range(3)] == [0, 2, 4]
+    assert sketch.curve(FALLING, height=1, width=3, plain=True) == ["#: "]
+    assert [sketch.place(FALLING, point, width=5) for point in range(3)] == [0, 2, 4]
+
+
+def test_the_sketch_of_a_curve_of_any_values():
+    assert sketch.curve([(0, 100.0), (1, 200.0), (2, 400.0)], height=1, width=3) == ["▂▄█"], "perplexity"
+    assert sketch.curve([(0, 0.5), (1, 0.0), (2, -0.5)], height=1, width=3) == ["█▄ "], "r2 may fall below zero"
+    assert sketch.curve([(0, -1.0), (1, -2.0), (2, -4.0)], height=1, width=3) == ["▆▄ "], "zero is the top"
+    assert sketch.curve([(0, 0.0), (1, 0.0)], height=1, width=2) == ["  "]
+    between = sketch.axis(FALLING, [(0, 2.0), (1, 1.0)])
+    assert between == (0.0, 2.0)
+    assert sketch.curve(FALLING, between, height=1, width=3) == ["▄▂ "], "one axis for all curves of a comparison"
+
+
+def test_the_terminal_draws_layers_and_measures_of_any_kind(tmp_path, capsys):
+    journal = walk(tmp_path / "run", header(layout=RAGGED, dtype="bfloat16", **PERPLEXITY))
+    solution = journal.steps[journal.header["result"]["solution"]]
+    run = Run(journal.steps, solution, None, None, journal.header, None)
+    console.show_run(run, journal.folder)
+    text = capsys.readouterr().out
+    rows = re.findall(r"^ +(\d[ab]?)  ((?:[■·] ?)+)$", text, re.M)
+    assert [(name, len(cells.split())) for name, cells in rows] == [("0", 4), ("1a", 4), ("1b", 6), ("2", 6)]
+    assert "".join(cells for _, cells in rows).count("·") == len(run.removed)
+    highest = max(step.quality["perplexity"] for step in journal.steps)
+    assert f"perplexity (0 to {highest:.4g}, lower is better), after 0 to 20 heads removed" in text
+    assert re.search(rf"MB \(bfloat16\) +{journal.steps[0].bytes / 2**20:.2f} +{solution.bytes / 2**20:.2f}", text)
+
+
+def test_progress_lines_name_heads_as_the_page_does(tmp_path, capsys):
+    journal = walk(tmp_path / "run", header(layout=RAGGED))
+    display = console.StepDisplay(journal.folder)
+    for gone, step in enumerate(journal.steps):
+        display(step, gone, 20)
+    lines = capsys.readouterr().err.splitlines()
+    assert "removed none" in lines[0]
+    names = [re.search(r"removed (\S+)", line)[1] for line in lines[1:]]
+    assert names == [unit_name(sites_of(journal.header), unit) for unit in removed_by(journal.steps)]
+
+
+def test_the_table_of_the_curve_names_heads(tmp_path):
+    journal = walk(tmp_path / "run", header(layout=RAGGED))
+    rows = list(csv.DictReader(curve_csv(journal.steps, sites_of(journal.header)).splitlines()))
+    names = [unit_name(sites_of(journal.header), unit) for unit in removed_by(journal.steps)]
+    assert [row["removed"] for row in rows] == ["", *names]
+    assert {name[:3] for name in names} == {"L0·", "L1a", "L1b", "L2·"}

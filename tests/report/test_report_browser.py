@@ -8,13 +8,14 @@ import re
 import numpy as np
 import pytest
 from browser import Browser, binaries, started
-from journals import comparison, header, walk
+from journals import RAGGED, comparison, header, walk
 from selenium.webdriver.common.keys import Keys
 
 import greedy_gnorm as gg
-from greedy_gnorm.pruning.curves import curve, knee
+from greedy_gnorm.pruning.curves import curve, knee_of
+from greedy_gnorm.pruning.run import measure_of, sites_of
 from greedy_gnorm.records.journal import Journal
-from greedy_gnorm.units import Unit
+from greedy_gnorm.units import Unit, as_matrix, unit_name
 
 if binaries() is None and "CI" not in os.environ:
     pytest.skip("needs a browser: install chromium and chromium-driver", allow_module_level=True)
@@ -57,22 +58,24 @@ def chart(browser, name, what):
 def is_at(browser, journal, number):
     """Whether every part of the page shows this step of the journal."""
     step = journal.steps[number]
+    sites, quality = sites_of(journal.header), step.quality[journal.header["quality"]]
     gone = {head for each in journal.steps[: number + 1] for head in each.removed}
-    mask = np.array(chart(browser, "mask", "[0].z"))
+    mask = np.array(chart(browser, "mask", "[0].z"), dtype=float)
+    assert [int((~np.isnan(row)).sum()) for row in mask] == [site.units for site in sites]
     assert {Unit(*place) for place in np.argwhere(mask == 0).tolist()} == gone
     marks = list(zip(chart(browser, "mask", "[1].x"), chart(browser, "mask", "[1].y"), strict=True))
     assert marks == [(head.index, head.site + 0.5) for head in step.removed]
     for name, across in (("curve", len(gone)), ("parameters", step.parameters)):
-        assert (chart(browser, name, "[4].x"), chart(browser, name, "[4].y")) == ([across], [step.quality["accuracy"]])
-    scores = journal.steps[max(number, 1)].as_matrix(scores.logs) / np.log(10)
+        assert (chart(browser, name, "[4].x"), chart(browser, name, "[4].y")) == ([across], [quality])
+    scores = as_matrix(journal.steps[max(number, 1)].scores.logs) / np.log(10)
     shown = np.array(chart(browser, "scores", "[0].z"), dtype=float)
     assert np.allclose(shown, scores, rtol=1e-6, equal_nan=True)
     assert browser.text("#now-step").startswith(f"{number} of {len(journal.steps) - 1}")
     assert browser.text("#now-heads") == str(len(gone))
-    assert browser.text("#now-quality") == f"{step.quality['accuracy']:.4f}"
+    assert browser.text("#now-quality") == f"{quality:.4f}"
     assert browser.text("#now-parameters") == f"{step.parameters:,}"
     assert browser.text("#now-size") == f"{step.bytes / 2**20:.2f}"
-    assert browser.text("#now-removed") == (", ".join(map(str, step.removed)) or "nothing")
+    assert browser.text("#now-removed") == (", ".join(unit_name(sites, head) for head in step.removed) or "nothing")
     assert f"--from-run {journal.folder} --at-step {number} --out {journal.folder}-step-{number}" in browser.text(
         "#take"
     )
@@ -119,7 +122,7 @@ def test_arrow_keys_and_buttons(page, journal):
     page.click("#on")
     assert is_at(page, journal, 12)
     page.click("#to-knee")
-    assert is_at(page, journal, knee(curve(journal.steps, measure_of(journal.header))))
+    assert is_at(page, journal, knee_of(journal.steps, measure_of(journal.header)))
 
 
 def test_play_runs_to_the_end_and_can_be_paused(page, journal):
@@ -139,7 +142,10 @@ def test_play_runs_to_the_end_and_can_be_paused(page, journal):
 
 def test_knee_and_solution_are_marked(page, journal):
     points = curve(journal.steps, measure_of(journal.header))
-    for trace, number in (("[2]", knee(points)), ("[3]", journal.header["result"]["solution"])):
+    for trace, number in (
+        ("[2]", knee_of(journal.steps, measure_of(journal.header))),
+        ("[3]", journal.header["result"]["solution"]),
+    ):
         assert (chart(page, "curve", trace + ".x"), chart(page, "curve", trace + ".y")) == (
             [points[number][0]],
             [points[number][1]],
@@ -152,19 +158,19 @@ def test_a_cell_says_its_head_its_score_and_when_it_went(page, journal):
     first = journal.steps[1].scores.values
     for _ in range(2):
         page.press(Keys.ARROW_RIGHT, "#mask")
-    assert page.text("#cell") == f"Head 0.1 · score {first[0, 1]:#.4g} · goes at step {went[Head(0, 1)]}"
+    assert page.text("#cell") == f"L0·H1 · score {first[0, 1]:#.4g} · will be removed at step {went[Unit(0, 1)]}"
     page.press(Keys.ARROW_DOWN, "#mask")
-    assert page.text("#cell").startswith("Head 1.1 · score ")
+    assert page.text("#cell").startswith("L1·H1 · score ")
     assert is_at(page, journal, 0)
     page.press(Keys.END)
-    assert page.text("#cell").endswith(f"removed at step {went[Head(1, 1)]}")
+    assert page.text("#cell").endswith(f"removed at step {went[Unit(1, 1)]}")
     page.press(Keys.HOME)
     box = page.ask("document.querySelector('#mask .nsewdrag').getBoundingClientRect().toJSON()")
     page.driver.execute_script("document.getElementById('mask').scrollIntoView({block: 'center', behavior: 'instant'})")
     box = page.ask("document.querySelector('#mask .nsewdrag').getBoundingClientRect().toJSON()")
     place = {"x": box["x"] + box["width"] * 0.87, "y": box["y"] + box["height"] * 0.83, "type": "mouseMoved"}
     page.driver.execute_cdp_cmd("Input.dispatchMouseEvent", place)
-    page.until("document.getElementById('cell').textContent.startsWith('Head 2.3')")
+    page.until("document.getElementById('cell').textContent.startsWith('L2·H3')")
 
 
 def test_a_step_can_be_linked_to(browser, journal):
@@ -246,17 +252,49 @@ def test_tied_heads_are_one_block_over_their_layers(browser, tmp_path):
     browser.open(gg.write_report([journal.folder]))
     assert chart(browser, "mask", "[0].y") == [0, 12]
     assert np.array(chart(browser, "mask", "[0].z")).shape == (1, 8)
-    assert "one head that 12 layers share" in browser.text("#tied")
+    assert "A block over several layers is one head that they share" in browser.text("#tied")
     browser.press(Keys.ARROW_RIGHT, "#mask")
-    assert browser.text("#cell").startswith("Head 0.0, shared by 12 layers")
+    assert browser.text("#cell").startswith("L0·H0, shared by 12 layers")
 
 
-def test_heads_that_were_gone_before_are_told(browser, tmp_path):
+def test_layers_of_any_shape_and_a_measure_where_lower_is_better(browser, tmp_path):
+    """Layers of 4 and 6 heads, two attention modules in one of them, perplexity."""
+    about = header(layout=RAGGED, dtype="bfloat16", quality="perplexity", higher_is_better=False)
+    journal = walk(tmp_path / "run", about)
+    browser.open(gg.write_report([journal.folder]))
+    solution = knee_of(journal.steps, measure_of(journal.header))
+    assert 0 < solution < 20
+    assert is_at(browser, journal, solution)
+    for number in (0, 7, 20):
+        browser.open(journal.folder / "report.html", part=f"#step={number}")
+        assert is_at(browser, journal, number)
+    for name in ("mask", "scores"):
+        ticks = browser.ask(f"[...document.querySelectorAll('#{name} .ytick text')].map((tick) => tick.textContent)")
+        assert ticks == ["0", "1a", "1b", "2"]
+    assert browser.text("#now-size-name") == "MB (bfloat16)"
+    assert browser.text("#curve .ytitle") == "Perplexity (lower is better)"
+    assert browser.complaints() == []
+
+
+def test_the_keyboard_reaches_every_head_of_layers_of_any_shape(browser, tmp_path):
+    journal = walk(tmp_path / "run", header(layout=RAGGED))
+    browser.open(gg.write_report([journal.folder]), part="#step=19")
+    went = {head: step.step for step in journal.steps for head in step.removed}
+    path = [Unit(0, 0), *(Unit(0, n) for n in (1, 2, 3, 3)), Unit(1, 3), Unit(2, 3), Unit(2, 4), Unit(2, 5), Unit(1, 3)]
+    keys = [Keys.ARROW_RIGHT] * 5 + [Keys.ARROW_DOWN] * 2 + [Keys.ARROW_RIGHT] * 2 + [Keys.ARROW_UP]
+    for key, head in zip(keys, path, strict=True):
+        browser.press(key, "#mask")
+        assert browser.text("#cell").startswith(f"{unit_name(sites_of(journal.header), head)} · ")
+        assert browser.text("#cell").endswith(f"removed at step {went[head]}")
+        assert (chart(browser, "mask", "[2].x"), chart(browser, "mask", "[2].y")) == ([head.index], [head.site + 0.5])
+
+
+def test_heads_that_were_gone_before_are_shown(browser, tmp_path):
     journal = walk(tmp_path / "again", header(removed=(Unit(0, 0),)))
     browser.open(gg.write_report([journal.folder]), part="#step=0")
     assert chart(browser, "mask", "[0].z")[0][0] == 0
     browser.press(Keys.ARROW_RIGHT, "#mask")
-    assert browser.text("#cell") == "Head 0.0 · gone before this run"
+    assert browser.text("#cell") == "L0·H0 · removed before this run"
 
 
 def test_an_unfinished_run_opens_at_its_last_step(browser, tmp_path):

@@ -1,4 +1,4 @@
-"""What each command does and shows, below the options: the command line imports this when a command runs."""
+"""What each command does and shows; imported when a command runs, so that help needs no torch."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from greedy_gnorm.comparison.analysis import solutions_table, summary_table
 from greedy_gnorm.demo import prepare
 from greedy_gnorm.deployment.export import export as run_export
 from greedy_gnorm.errors import GnormError, Interrupted
+from greedy_gnorm.model.checkpoint import load_config, skeleton
+from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.processes import is_first
 from greedy_gnorm.pruning.methods import METHODS
 from greedy_gnorm.pruning.rules import RULES
-from greedy_gnorm.records.files import write_json, writing_to
+from greedy_gnorm.records.files import write_bytes, write_json, writing_to
 from greedy_gnorm.report import figures
-from greedy_gnorm.report.parameters import model_size_table
-from greedy_gnorm.report.tables import SIZE_COLUMNS, as_csv, as_markdown, table_cells
+from greedy_gnorm.report.parameters import parameter_table
+from greedy_gnorm.report.tables import as_csv, as_markdown
 from greedy_gnorm.report.writer import LiveReport, write_report
 from greedy_gnorm.scores import SCORES, Score, score_with
 from greedy_gnorm.tasks.objectives import OBJECTIVES
-from greedy_gnorm.units import Step, vectors_to_json
+from greedy_gnorm.units import Step, unit_name, vectors_to_json
 
 
 def prune(
@@ -48,7 +50,7 @@ def prune(
     quiet = quiet or not is_first()
     with ExitStack() as stack:
         stack.enter_context(console.messages(quiet=quiet))
-        display = stack.enter_context(console.StepDisplay(quiet=quiet))
+        display = stack.enter_context(console.StepDisplay(out, quiet=quiet))
         page = stack.enter_context(LiveReport(out, on=live and is_first()))
         interrupts = stack.enter_context(Interrupts())
 
@@ -87,7 +89,7 @@ def report(folders: Sequence[Path], out: Path | None, *, show: bool) -> None:
     path = write_report(folders, out)
     console.out.print(f"Report   {path}", highlight=False, soft_wrap=True)
     if show and not webbrowser.open(path.resolve().as_uri()):
-        raise GnormError(f"No browser could be started: open {path.resolve()} yourself.")
+        raise GnormError(f"No browser could be started. Open this file yourself: {path.resolve()}")
 
 
 def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
@@ -95,6 +97,8 @@ def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any],
         scores = run_score(model, data, score=name, **settings)
     if not is_first():
         return
+    config = load_config(model, trust_remote_code=settings["trust_remote_code"])
+    sites = find_sites(skeleton(config)).infos
     content = {
         "model": model,
         "data": data,
@@ -107,26 +111,29 @@ def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any],
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "scores.json", content)
-        figures.save(figures.heat_map(scores, name), out / "scores")
+        for suffix, picture in figures.pictures(figures.heat_map(scores, name, sites)).items():
+            write_bytes(out / f"scores{suffix}", picture)
     if as_json:
         console.show_json(content)
     elif not quiet:
-        lowest, highest = scores.order()[:5], scores.order(highest_first=True)[:5]
-        console.out.print(f"Lowest scores: {', '.join(map(str, lowest))}", highlight=False)
-        console.out.print(f"Highest: {', '.join(map(str, highest))}", highlight=False)
+        for word, order in (("Lowest", scores.order()), ("Highest", scores.order(highest_first=True))):
+            heads = ", ".join(unit_name(sites, head) for head in order[:5])
+            console.out.print(f"{word} scores: {heads}", highlight=False)
         if "half_width" in scores.parts:
             within = float(np.nanmean(np.concatenate(list(scores.parts["half_width"]))))
             options = _options(score_with(name, settings["score_options"]))
             console.out.print(f"Scores to within ± {within:.4f} on average (95 %{options})", highlight=False)
         console.out.print(
-            f"Matrix {out / 'scores.json'}, heat map {out / 'scores.png'}", highlight=False, soft_wrap=True
+            f"Scores {out / 'scores.json'}, heat map {out / 'scores.png'}", highlight=False, soft_wrap=True
         )
 
 
 def compare(model: str, data: str, out: Path, settings: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
     with ExitStack() as stack:
         stack.enter_context(console.messages(quiet=quiet or not is_first()))
-        display = stack.enter_context(console.PartDisplay(quiet=quiet))  # of every process: each has walks of its own
+        display = stack.enter_context(
+            console.PartDisplay(out, quiet=quiet)
+        )  # of every process: each has walks of its own
         interrupts = stack.enter_context(Interrupts())
 
         def show(part: object, step: Step, gone: int, limit: int) -> None:
@@ -142,27 +149,26 @@ def compare(model: str, data: str, out: Path, settings: dict[str, Any], *, quiet
     tables = {"comparison": summary_table(result), "solutions": solutions_table(result)}
     if as_json:
         rows = {
-            name: [dict(zip(header, row, strict=True)) for row in cells] for name, (header, cells) in tables.items()
+            name: [dict(zip(columns, row, strict=True)) for row in cells] for name, (columns, cells) in tables.items()
         }
         console.show_json({**rows, "out": str(out)})
         return
-    for header, cells in tables.values():
-        console.show_table(header, cells)
+    for columns, cells in tables.values():
+        console.show_table(columns, cells)
     if not quiet:
         console.draw_comparison(result)
-    console.say_where(out)
+    console.show_files(out)
 
 
 def table(model: str, removed: int | None, form: str, *, trust_remote_code: bool) -> None:
     if not is_first():
         return
     with console.messages(quiet=True):
-        rows, quality = model_size_table(model, removed, trust_remote_code=trust_remote_code)
-    cells = table_cells(rows, quality)
+        parameters = parameter_table(model, removed, trust_remote_code=trust_remote_code)
     if form == "table":
-        console.show_table(SIZE_COLUMNS, cells)
+        console.show_table(parameters.columns, parameters.cells)
     else:
-        print((as_csv if form == "csv" else as_markdown)(SIZE_COLUMNS, cells), end="")
+        print((as_csv if form == "csv" else as_markdown)(parameters.columns, parameters.cells), end="")
 
 
 def export(folder: Path, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
@@ -187,7 +193,7 @@ def methods(*, as_json: bool) -> None:
             "scores": "every step" if method.recompute else "once",
             "objective": score.objective or "-",
             "labels": "needed" if score.asks_for_labels(OBJECTIVES[score.objective or "logit-norm"]) else "-",
-            "cost of a scoring": score.cost,
+            "cost of scoring": score.cost,
             "paper": score.paper,
         }
         for name in METHODS
@@ -205,7 +211,7 @@ def methods(*, as_json: bool) -> None:
     console.show_table(list(rows[0]), [list(row.values()) for row in rows], numbers=False)
     for name, column, content in (
         ("score", "what it is (--score-options)", scores),
-        ("objective", "the number per sentence", objectives),
+        ("objective", "number computed for each sentence", objectives),
         ("stop", "when the run ends", rules),
     ):
         cells = [list(row) for row in content.items()]
@@ -222,14 +228,14 @@ def demo(out: Path | None, settings: dict[str, Any], *, resume: bool, quiet: boo
         try:
             assets = prepare(seed=settings["seed"], say=console.silent if quiet else console.say)
         except OSError as error:
-            raise GnormError(f"Can't keep the demo's model: {error}.") from error
+            raise GnormError(f"Can't save the demo's model: {error}.") from error
     prune(str(assets.model), str(assets.data), folder, settings, resume=resume, quiet=quiet, as_json=as_json)
     if not as_json:
-        console.say_how_to_go_on(folder)
+        console.show_next_steps(folder)
 
 
 def _free_folder(parent: Path, name: str, *, resume: bool) -> Path:
-    """The first of name, name-2, name-3, ... that is not there yet; to resume, the last that is."""
+    """The first of name, name-2, name-3, ... that does not exist yet; to resume, the last that does."""
     names = [name, *(f"{name}-{number}" for number in range(2, 10_000))]
     free = next(place for place, each in enumerate(names) if not (parent / each).exists())
     return parent / names[max(free - 1, 0) if resume else free]

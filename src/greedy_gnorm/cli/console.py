@@ -6,8 +6,9 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ from rich.table import Table
 from greedy_gnorm.cli import sketch
 from greedy_gnorm.comparison.analysis import Comparison, solution
 from greedy_gnorm.deployment.export import Exported
-from greedy_gnorm.model.sizes import MEGABYTE
 from greedy_gnorm.passes.processes import is_first
 from greedy_gnorm.pruning.curves import curve
 from greedy_gnorm.pruning.methods import GREEDY
-from greedy_gnorm.pruning.run import Run
-from greedy_gnorm.report.tables import LATENCY_COLUMNS, latency_cells
+from greedy_gnorm.pruning.run import Run, sites_of
+from greedy_gnorm.records.journal import RUN_FILE, read_header
+from greedy_gnorm.report.tables import LATENCY_COLUMNS, latency_cells, megabytes, stored_precision
 from greedy_gnorm.report.writer import NAME
-from greedy_gnorm.units import Latency, Step, removed_by
+from greedy_gnorm.units import Latency, Measure, SiteInfo, Step, Unit, removed_by, unit_name
 
 out = Console(markup=False, emoji=False)
 err = Console(stderr=True, markup=False, emoji=False)
@@ -35,7 +36,7 @@ err = Console(stderr=True, markup=False, emoji=False)
 
 @contextmanager
 def messages(*, quiet: bool) -> Iterator[None]:
-    """Notes and warnings of the library as plain lines on stderr; the libraries below are kept from chatting."""
+    """Notes and warnings of greedy-gnorm as plain lines on stderr; other libraries are silenced."""
     import datasets
     import transformers
 
@@ -67,9 +68,10 @@ def _show_warning(
 
 
 class StepDisplay:
-    """Shows each step: a bar on a terminal, a line a step elsewhere, nothing when quiet."""
+    """Shows each step of the run in a folder: a bar on a terminal, one line for each step elsewhere."""
 
-    def __init__(self, part: str = "", *, quiet: bool = False) -> None:
+    def __init__(self, folder: Path, part: str = "", *, quiet: bool = False) -> None:
+        self.folder = folder
         self.part = part
         self.quiet = quiet
         self.gone = 0
@@ -97,7 +99,7 @@ class StepDisplay:
         self.gone = gone
         state = f"{_quality(step)}  {self._time_left(limit)}"
         if not err.is_terminal:
-            heads = ", ".join(map(str, step.removed)) or "none"
+            heads = ", ".join(unit_name(self.sites, head) for head in step.removed) or "none"
             err.print(
                 f"{self.part} step {step.step}  heads {self.gone}/{limit}  removed {heads}  {state}".lstrip(),
                 soft_wrap=True,
@@ -109,8 +111,13 @@ class StepDisplay:
             self.task = self.bar.add_task(self.part or "Pruning heads", total=limit, state="")
         self.bar.update(self.task, completed=self.gone, state=state)
 
+    @cached_property
+    def sites(self) -> list[SiteInfo]:
+        """The layers of the model, from the run's record."""
+        return sites_of(read_header(self.folder / RUN_FILE))
+
     def _time_left(self, limit: int) -> str:
-        """From the pace since the first step seen: at most, for a rule may stop earlier."""
+        """An upper bound from the pace since the first step seen: a rule may stop earlier."""
         now = time.monotonic()
         if self.timed is None or self.gone == self.timed[1]:
             self.timed = (now, self.gone)
@@ -120,12 +127,13 @@ class StepDisplay:
 
 
 class PartDisplay:
-    """Shows a comparison: the parts one after another, each with a display of its own."""
+    """Shows a comparison in a folder: the parts one after another, each with a display of its own."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, folder: Path, *, quiet: bool = False) -> None:
+        self.folder = folder
         self.quiet = quiet
         self.part: object = None
-        self.display = StepDisplay(quiet=quiet)
+        self.display = StepDisplay(folder, quiet=quiet)
 
     def __enter__(self) -> PartDisplay:
         return self
@@ -136,7 +144,8 @@ class PartDisplay:
     def __call__(self, part: object, step: Step, gone: int, limit: int) -> None:
         if part != self.part:
             self.display.__exit__()
-            self.part, self.display = part, StepDisplay(str(part), quiet=self.quiet)
+            self.part = part
+            self.display = StepDisplay(self.folder / "parts" / str(part), str(part), quiet=self.quiet)
         self.display(step, gone, limit)
 
 
@@ -146,16 +155,16 @@ def _quality(step: Step) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
+    """Seconds in a readable unit."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def show_table(header: Sequence[str], cells: Sequence[Sequence[str]], *, numbers: bool = True) -> None:
-    """A table on stdout, numbers to the right; not squeezed where the output is no terminal."""
+def show_table(columns: Sequence[str], cells: Sequence[Sequence[str]], *, numbers: bool = True) -> None:
+    """A table on stdout, numbers aligned to the right; as wide as it needs where the output is no terminal."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(header):
+    for place, name in enumerate(columns):
         table.add_column(name, justify="right" if numbers and place else "left")
     for row in cells:
         table.add_row(*row)
@@ -163,25 +172,19 @@ def show_table(header: Sequence[str], cells: Sequence[Sequence[str]], *, numbers
 
 
 def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
-    """What was removed, what it cost, where things lie; drawn in characters if wished."""
+    """What was removed, quality and size before and after, the files; with a drawing if `drawn`."""
     summary = run.summary()
     removed, total = summary["heads"]["removed"], summary["heads"]["total"]
     out.print()
     out.print(f"Removed {removed} of {total} heads ({removed / total:.0%}); ended: {run.reason}.", highlight=False)
     if not removed:
-        out.print("No step was better than keeping every head: the saved model is the one you gave.", highlight=False)
+        out.print("No step was better than keeping every head: the saved model is the original one.", highlight=False)
     cells = [[name, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}"] for name, (a, b) in summary["quality"].items()]
     before, after = summary["parameters"]
     cells.append(["parameters", f"{before:,}", f"{after:,}", f"{after / before - 1:+.1%}"])
     before, after = summary["bytes"]
-    cells.append(
-        [
-            f"MB at {8 * before // summary['parameters'][0]} bits",
-            f"{before / MEGABYTE:.2f}",
-            f"{after / MEGABYTE:.2f}",
-            f"{after / before - 1:+.1%}",
-        ]
-    )
+    precision = stored_precision(run.header, run.steps[0])
+    cells.append([f"MB ({precision.name})", megabytes(before), megabytes(after), f"{after / before - 1:+.1%}"])
     show_table(["", "before", "after", "change"], cells)
     if run.latencies:
         show_table(LATENCY_COLUMNS, [latency_cells(latency) for latency in run.latencies])
@@ -204,23 +207,32 @@ def draw_run(run: Run) -> None:
     if len(points) > 1:
         _draw([f"  {line}" for line in sketch.curve(points, plain=plain)])
         mark = " " * sketch.place(points, run.solution.step) + "^ solution"
-        _draw([f"  {mark}", f"  {run.measure.name}, from none to {points[-1][0]:.0f} heads removed", ""])
+        caption = f"{_axis(run.measure, sketch.axis(points))}, after 0 to {points[-1][0]:.0f} heads removed"
+        _draw([f"  {mark}", f"  {caption}", ""])
 
 
 def draw_comparison(comparison: Comparison) -> None:
-    """The mask at the knee of Greedy-Gnorm or the first method, and a curve a method, in characters."""
+    """The mask at the knee of Greedy-Gnorm or the first method, and one curve for each method, in characters."""
     name = GREEDY if GREEDY in comparison.curves else next(iter(comparison.curves))
     walk = comparison.curves[name][0]
     _draw([f"{name} at its knee:"])
     draw_mask(comparison.header["model"], removed_by(walk[: solution(walk, comparison.measure).step + 1]))
-    longest = max(map(len, comparison.curves))
-    for method, walks in comparison.curves.items():
-        (line,) = sketch.curve(curve(walks[0], comparison.measure), height=1, plain=_is_plain())
+    curves = {method: curve(walks[0], comparison.measure) for method, walks in comparison.curves.items()}
+    longest, between = max(map(len, curves)), sketch.axis(*curves.values())
+    for method, points in curves.items():
+        (line,) = sketch.curve(points, between, height=1, plain=_is_plain())
         _draw([f"{method:{longest}}  {line}"])
-    _draw([f"{comparison.measure.name} of each method's first run, from none to {comparison.heads} heads removed", ""])
+    caption = f"{_axis(comparison.measure, between)}, after 0 to {comparison.heads} heads removed"
+    _draw([f"The first run of each method: {caption}", ""])
 
 
-def draw_mask(model: Any, removed: Sequence[Any]) -> None:
+def _axis(measure: Measure, between: sketch.Axis) -> str:
+    """What the height of a curve means."""
+    direction = "" if measure.higher_is_better else ", lower is better"
+    return f"{measure.name.replace('_', ' ')} ({between[0]:.4g} to {between[1]:.4g}{direction})"
+
+
+def draw_mask(model: Mapping[str, Any], removed: Sequence[Unit]) -> None:
     """The heads that are left, in characters."""
     kept, gone = ("#", ".") if _is_plain() else ("■", "·")
     _draw([*sketch.mask(model, removed, plain=_is_plain()), f"     layers x heads: {kept} kept, {gone} removed", ""])
@@ -236,19 +248,19 @@ def _is_plain() -> bool:
 
 
 def show_export(done: Exported) -> None:
-    """The files, the difference to torch, the speed, and the quality in 8 bits."""
+    """The files, the difference from torch, the speed, and the quality in 8 bits."""
     report, small = done.report, done.report.get("int8")
     difference = report["largest difference to torch"]
-    out.print(f"Largest difference to torch's logits: {difference:.2e}", highlight=False)
+    out.print(f"Largest difference from torch's logits: {difference:.2e}", highlight=False)
     latencies = [*report["latency"], *(small["latency"] if small else [])]
-    header = [*LATENCY_COLUMNS[:3], "ms first", "ms second", "Speed-up"]
-    show_table(header, [latency_cells(Latency.from_json(each))[: len(header)] for each in latencies])
+    columns = [*LATENCY_COLUMNS[:3], "ms first", "ms second", "Speed-up"]
+    show_table(columns, [latency_cells(Latency.from_json(each))[: len(columns)] for each in latencies])
     files = {report["file"]: report["bytes"], **({small["file"]: small["bytes"]} if small else {})}
     if small:
         qualities = "  ".join(f"{name} {value:.4f}" for name, value in small["quality"].items())
         out.print(f"Quality on {small['rows']} rows: {qualities}", highlight=False)
     for name, size in files.items():
-        out.print(f"{done.folder / name}  {size / MEGABYTE:.2f} MB", highlight=False, soft_wrap=True)
+        out.print(f"{done.folder / name}  {megabytes(size)} MB", highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
@@ -260,16 +272,16 @@ def silent(text: str) -> None:
     """Nothing."""
 
 
-def say_how_to_go_on(folder: Path) -> None:
-    """After the demo: the same with one's own model."""
+def show_next_steps(folder: Path) -> None:
+    """After the demo: how to do the same with another model."""
     out.print("\nThe same with your own model and labelled text:")
     out.print("  gnorm prune MODEL --data rows.csv --stop drop=0.01 --out runs/mine", highlight=False, soft_wrap=True)
     out.print(f"The parameter table of this run: gnorm table {folder}", highlight=False, soft_wrap=True)
 
 
-def say_where(folder: Path) -> None:
-    """Where a comparison lies."""
-    out.print("An asterisk marks the best of a column.", highlight=False)
+def show_files(folder: Path) -> None:
+    """The files of a comparison."""
+    out.print("An asterisk marks the best value of a column. Sizes are in MB of float32.", highlight=False)
     for name, place in (("Tables", "tables"), ("Figures", "figures"), ("Report", NAME)):
         out.print(f"{name:9}{folder / place}", highlight=False, soft_wrap=True)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from greedy_gnorm.units import Unit
+from greedy_gnorm.units import SiteInfo, Unit, layer_names
 
 Points = Sequence[tuple[float, float]]
 
@@ -17,25 +17,41 @@ WIDTH, HEIGHT = 48, 4
 
 
 def mask(model: Mapping[str, Any], removed: Sequence[Unit], *, plain: bool = False) -> list[str]:
-    """A line for each layer: its number, its heads, how many layers share it; `model` is the header's part."""
+    """A line for each layer: its name, its heads, how many layers share it; `model` is the header's part."""
     gone = {*removed, *(Unit(*head) for head in model["removed"])}
     cells = PLAIN_CELLS if plain else CELLS
+    sites = [SiteInfo(**site) for site in model["sites"]]
+    names = layer_names(sites)
+    width = max(3, *map(len, names))
     lines = []
-    for place, site in enumerate(model["sites"]):
-        row = " ".join(cells[Unit(place, index) not in gone] for index in range(site["units"]))
-        layers = site["applications"]
-        lines.append(f"{site['layer']:>3}  {row}" + (f"  in {layers} layers" if layers > 1 else ""))
+    for place, site in enumerate(sites):
+        row = " ".join(cells[Unit(place, index) not in gone] for index in range(site.units))
+        shared = f"  in {site.applications} layers" if site.applications > 1 else ""
+        lines.append(f"{names[place]:>{width}}  {row}{shared}")
     return lines
 
 
-def curve(points: Points, *, height: int = HEIGHT, width: int = WIDTH, plain: bool = False) -> list[str]:
-    """Columns as high as the second number, left to right by the first; the axis goes from 0 to the highest."""
+Axis = tuple[float, float]
+"""The lowest and the highest value that a curve is drawn between."""
+
+
+def axis(*curves: Points) -> Axis:
+    """An axis for these curves together; it includes 0, so that columns have honest heights."""
+    values = [value for points in curves for _, value in points]
+    return min(0.0, *values), max(0.0, *values)
+
+
+def curve(
+    points: Points, between: Axis | None = None, *, height: int = HEIGHT, width: int = WIDTH, plain: bool = False
+) -> list[str]:
+    """Columns from the lowest value of the axis up to the second number of the points, left to right by the first."""
     blocks = PLAIN_BLOCKS if plain else BLOCKS
     across, values = zip(*points, strict=True)
     columns = np.interp(np.linspace(across[0], across[-1], width), across, values)
-    top = max(float(columns.max()), 1e-12)
+    low, high = between or axis(points)
     full = len(blocks) - 1
-    eighths = np.ceil(np.clip(columns / top, 0, 1) * height * full - 1e-9).astype(int)
+    shares = (columns - low) / (high - low) if high > low else np.zeros(width)
+    eighths = np.ceil(shares * height * full - 1e-9).astype(int)
     return [
         "".join(blocks[min(max(int(count) - row * full, 0), full)] for count in eighths)
         for row in reversed(range(height))

@@ -77,21 +77,30 @@ def columns(measure: Measure) -> list[Column]:
         Column("before", lambda walk: measure.of(walk[0]), best=None),
         *[Column(f"at {share:.0%}", at(share), best=better) for share in SHARES],
         Column("mean", lambda walk: mean_over_curve(curve(walk, measure)), best=better),
-        *[Column(f"heads before -{drop * 100:.0f} pt", before_drop(drop), ".1f") for drop in DROPS],
+        *[Column(_drop_title(drop, measure), before_drop(drop), ".1f") for drop in DROPS],
         Column("knee: heads gone", lambda walk: knee_heads(walk, measure), ".1f"),
         Column("knee: quality", lambda walk: measure.of(solution(walk, measure)), best=better),
     ]
 
 
+def _is_share(measure: Measure) -> bool:
+    """Whether the measure is read in per cent."""
+    return measure.largest == 1
+
+
+def _drop_title(drop: float, measure: Measure) -> str:
+    return f"heads before -{drop * 100:.0f} pt" if _is_share(measure) else f"heads before {drop:g} worse"
+
+
 def solution_columns(measure: Measure) -> list[Column]:
-    """The columns of the solutions: quality in per cent and size (MB of float32) before and after."""
+    """The columns of the solutions: quality (per cent of a share) and size (MB of float32) before and after."""
     better = max if measure.higher_is_better else min
 
-    def percent(step: Step) -> float:
-        return 100 * measure.of(step)
+    def quality(step: Step) -> float:
+        return (100 if _is_share(measure) else 1) * measure.of(step)
 
     def decrease(walk: Walk) -> float:
-        before, after = percent(walk[0]), percent(solution(walk, measure))
+        before, after = quality(walk[0]), quality(solution(walk, measure))
         return 100 * (before - after) / abs(before) if before else math.nan
 
     def megabytes(step: Step) -> float:
@@ -101,8 +110,8 @@ def solution_columns(measure: Measure) -> list[Column]:
         return lambda walk: value(solution(walk, measure))
 
     return [
-        Column("before", lambda walk: percent(walk[0]), ".2f", None),
-        Column("after", after(percent), ".2f", better),
+        Column("before", lambda walk: quality(walk[0]), ".2f", None),
+        Column("after", after(quality), ".2f", better),
         Column("decrease %", decrease, ".2f", min if measure.higher_is_better else max),
         Column("MB before", lambda walk: megabytes(walk[0]), ".2f", None),
         Column("MB after", after(megabytes), ".2f", min),

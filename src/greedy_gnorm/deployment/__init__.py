@@ -1,4 +1,4 @@
 """A pruned model outside of a run: ONNX, measured speed, the hub.
 
-Never changes what a run decided.
+Nothing in here changes what a run decided.
 """

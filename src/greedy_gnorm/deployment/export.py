@@ -1,4 +1,4 @@
-"""ONNX: a pruned model for runtimes without torch, checked against it on the way out."""
+"""ONNX: a pruned model for runtimes without torch, checked against torch before it is kept."""
 
 from __future__ import annotations
 
@@ -30,18 +30,16 @@ from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.task import Task, task_of
 
 CHECKED = ((1, 5), (3, 17), (2, 33))
-"""Rows and tokens of the batches that an export is checked on; each row but the first ends in padding."""
+"""Rows and tokens of the batches that an export is checked on; every row but the first ends in padding."""
 TOLERANCE = 1e-4
 ONE_FILE = 1_500_000_000
-"""Bytes from which weights lie beside the graph: a single ONNX file ends at 2 GB."""
-
-
+"""Bytes above which weights are stored beside the graph: a single ONNX file ends at 2 GB."""
 REPORT = "export.json"
 
 
 @dataclass(frozen=True)
 class Exported:
-    """Where the files are, and what was measured on the way."""
+    """Where the files are, and what was measured."""
 
     folder: Path
     report: dict[str, Any]
@@ -56,9 +54,9 @@ def export(
     tolerance: float = TOLERANCE,
     trust_remote_code: bool = False,
 ) -> Exported:
-    """Write a run's model, or any model folder, as ONNX (and in 8 bits) with what it gives against torch.
+    """Write the model of a run, or of a model folder, as ONNX (and in 8 bits), compared with torch.
 
-    The quality in 8 bits is measured on the run's own evaluation rows, or on `data`.
+    The quality in 8 bits is measured on the run's own evaluation rows, or on `data`, read with the run's settings.
     """
     _check_installed(int8)
     folder = Path(folder)
@@ -68,7 +66,7 @@ def export(
     rows = _evaluation_rows(model, source, journal, data) if int8 else None
     target = Path(out) if out is not None else folder / "onnx"
     if target.exists() and not (target / REPORT).exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RunFolderError(f"{target} is not empty and holds no earlier export: name another folder.")
+        raise RunFolderError(f"{target} is not empty and holds no earlier export: choose another folder.")
     with writing_to(target), replace_folder(target) as partial:
         report = _write(model, partial, tolerance)
         if rows is not None:
@@ -91,8 +89,8 @@ def _write(model: Any, folder: Path, tolerance: float) -> dict[str, Any]:
     difference = largest_difference(model, runner)
     if not difference <= tolerance:
         raise GnormError(
-            f"The ONNX model differs from torch by {difference:.2e} in its logits, more than {tolerance:.0e}: it was "
-            f"not kept. A larger --tolerance accepts it."
+            f"The logits of the ONNX model differ from torch by {difference:.2e}, more than {tolerance:.0e}: the model "
+            f"was not kept. Use a larger --tolerance to accept it."
         )
     return {
         "file": path.name,
@@ -105,7 +103,7 @@ def _write(model: Any, folder: Path, tolerance: float) -> dict[str, Any]:
 def to_onnx(model: Any, path: Path) -> None:
     """Export with a dynamic number of rows and tokens."""
     shown = copy.deepcopy(model).eval()
-    fill_empty_sites(shown)  # a layer without heads is an empty tensor, which runtimes refuse to reshape
+    fill_empty_sites(shown)  # runtimes refuse to reshape the empty tensors of a layer without heads
     inputs = _inputs(model, 3, 17)
     dynamic = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
     with _quiet():
@@ -137,7 +135,7 @@ class _Logits(nn.Module):
 
 
 def onnx_runner(path: Path) -> Runner:
-    """An ONNX file as a function of a batch, in as many threads as torch has."""
+    """An ONNX file as a function of a batch, with as many threads as torch uses."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -184,13 +182,13 @@ def _latencies(model: Any, runner: Runner) -> list[dict[str, Any]]:
 
 
 def _quantised(model: Any, folder: Path, rows: Batches) -> dict[str, Any]:
-    """Weights in 8 bits, and the quality on the evaluation rows in full precision and so."""
+    """Write weights in 8 bits, and measure the quality on the evaluation rows in full precision and in 8 bits."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     whole, small = folder / "model.onnx", folder / "model.int8.onnx"
     graph = onnx.load(whole)
-    del graph.graph.value_info[:]  # shapes of weights that the quantiser turns around: it infers them anew
+    del graph.graph.value_info[:]  # the quantiser transposes weights and infers their shapes itself
     with _quiet():
         quantize_dynamic(graph, small, weight_type=QuantType.QInt8)
     task = task_of(model)
@@ -226,7 +224,7 @@ def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: st
     if data is not None:
         return evaluation_batches(model, tokenizer, task, data, settings.model_copy(update={"eval_samples": None}))
     if journal is None:
-        raise DataError("Quality in 8 bits needs labelled rows: name them by --data.")
+        raise DataError("Quality in 8 bits needs labelled rows: give them with --data.")
     described = journal.header["data"]
     sources = [described[side]["source"] for side in ("scoring", "evaluation")]
     _, rows = both_batches(
@@ -234,13 +232,13 @@ def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: st
         needs_labels=False,
     )  # fmt: skip
     if rows.fingerprint != described["evaluation"]["fingerprint"]:
-        raise DataError(f"{sources[1]} is not what the run was evaluated on any more: name the rows by --data.")
+        raise DataError(f"{sources[1]} has changed since the run was evaluated on it: give rows with --data.")
     return rows
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter's remarks on itself are not for the user; its errors are exceptions."""
+    """Silence the exporter's log and warnings; its errors are exceptions."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

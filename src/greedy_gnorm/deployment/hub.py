@@ -13,9 +13,9 @@ from greedy_gnorm.errors import GnormError
 
 
 def check(name: str) -> None:
-    """Refuse before hours of work what can't be pushed after them: a bad name, no network, no login."""
+    """Refuse before the run starts what could not be pushed after it: a bad name, no network, no login."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise GnormError(f"Can't push to {name}: HF_HUB_OFFLINE is set. Unset it, or leave --push-to-hub away.")
+        raise GnormError(f"Can't push to {name}: HF_HUB_OFFLINE is set. Unset it, or omit --push-to-hub.")
     try:
         validate_repo_id(name)
         huggingface_hub.HfApi().whoami()
@@ -24,7 +24,7 @@ def check(name: str) -> None:
 
 
 def push(folder: Path, name: str) -> str:
-    """Upload the folder as a model; the address of its page."""
+    """Upload the folder as a model and return the address of its page."""
     try:
         api = huggingface_hub.HfApi()
         page = api.create_repo(name, exist_ok=True)

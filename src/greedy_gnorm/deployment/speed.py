@@ -1,4 +1,4 @@
-"""How fast a model runs: multiplications counted, time measured before and after in turn."""
+"""How fast a model runs: multiplications are counted, times before and after are measured in turn."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from greedy_gnorm.data.encoding import longest_sentence
 from greedy_gnorm.model.modes import evaluating
-from greedy_gnorm.model.sites import find_sites
+from greedy_gnorm.model.sites import features, find_sites
 from greedy_gnorm.units import ATTENTION, Latency
 
 SHAPES = ((1, 32), (8, 128))
@@ -27,7 +28,7 @@ Runner = Callable[[Inputs], object]
 def torch_latencies(
     before: nn.Module, after: nn.Module, shapes: Sequence[tuple[int, int]] = SHAPES, *, seconds: float = 2.0
 ) -> list[Latency]:
-    """Both models timed by torch, without gradients, on random tokens of each shape that they take."""
+    """Both models timed by torch, without gradients, on random tokens of each shape that fits."""
     with evaluating(before), evaluating(after), torch.inference_mode():
         return [
             timed("torch", torch_runner(before), torch_runner(after), random_inputs(before, *shape), seconds=seconds,
@@ -37,7 +38,7 @@ def torch_latencies(
 
 
 def possible(model: nn.Module, shapes: Sequence[tuple[int, int]] = SHAPES) -> list[tuple[int, int]]:
-    """Those of the shapes that the model takes."""
+    """The shapes whose sentences are not too long for the model."""
     return [(rows, tokens) for rows, tokens in shapes if tokens <= longest_sentence(model)]
 
 
@@ -74,13 +75,13 @@ def torch_runner(model: nn.Module) -> Runner:
 
     def run(inputs: Inputs) -> object:
         output = model(**inputs).logits
-        return float(output.flatten()[0])  # on a GPU, wait until it is there
+        return float(output.flatten()[0])  # waits for a GPU to finish
 
     return run
 
 
 def random_inputs(model: nn.Module, rows: int, tokens: int) -> Inputs:
-    """A batch without padding, with segments where the model knows them."""
+    """A batch without padding, with token types where the model has them."""
     config: Any = model.config
     chance = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
@@ -91,16 +92,16 @@ def random_inputs(model: nn.Module, rows: int, tokens: int) -> Inputs:
 
 
 def multiplications(model: nn.Module, tokens: int) -> int:
-    """Of one sentence of so many tokens: those of all linear layers, and of queries with keys and maps with values."""
+    """Multiplications for one sentence of so many tokens: in linear maps, and between queries, keys and values."""
     counted = 0
 
     def count(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
         nonlocal counted
-        counted += output.numel() * int(module.in_features)  # type: ignore[arg-type]
+        counted += output.numel() * features(module)[0]
 
     with ExitStack() as stack, evaluating(model), torch.inference_mode():
         for module in model.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear | Conv1D):
                 stack.callback(module.register_forward_hook(count).remove)
         model(**random_inputs(model, 1, tokens))
     maps = sum(

@@ -145,7 +145,20 @@ def pruned_class(plain_class: Any) -> Any:
     # transformers then saves this file, and its name in config.json, with every model of the class
     is_classifier = plain_class.__name__.endswith("ForSequenceClassification")
     names = {"__module__": __name__, "_auto_class": "AutoModelForSequenceClassification" if is_classifier else None}
-    return type(f"Pruned{plain_class.__name__}", (Pruned, plain_class), names)
+    pruned = type(f"Pruned{plain_class.__name__}", (Pruned, plain_class), names)
+    if is_classifier:
+        _register(pruned, transformers.AutoModelForSequenceClassification)
+    return pruned
+
+
+def _register(pruned: Any, auto_class: Any) -> None:
+    """Make a class known to transformers, whose pipelines complain about models that no auto class knows.
+
+    The key is a configuration class of its own, so that unpruned models still get transformers' own class.
+    """
+    plain_config = pruned.config_class
+    key = type(plain_config.__name__, (plain_config,), {"__module__": __name__})
+    auto_class.register(key, pruned, exist_ok=True)
 
 
 def __getattr__(name: str) -> Any:

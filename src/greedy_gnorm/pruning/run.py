@@ -13,7 +13,8 @@ from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.sizes import Counts, module_counts
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.pruning.loop import Plan, prune_steps
-from greedy_gnorm.units import Latency, Measure, Step, Unit, by_site, removed_by
+from greedy_gnorm.tasks.task import TASKS
+from greedy_gnorm.units import Latency, Measure, SiteInfo, Step, Unit, by_site, removed_by
 
 OnStep = Callable[[Step, int, int], None]
 """Called with each new step, the units gone so far and the number that may go in all."""
@@ -105,8 +106,15 @@ class Run:
 
 
 def measure_of(header: Mapping[str, Any]) -> Measure:
-    """The measure that a record follows."""
-    return Measure(str(header["quality"]), bool(header.get("higher_is_better", True)))
+    """The measure that a record follows; its largest value is the task's."""
+    name = str(header["quality"])
+    largest = next((TASKS[task].largest_quality for task in TASKS if TASKS[task].quality == name), None)
+    return Measure(name, bool(header.get("higher_is_better", True)), largest)
+
+
+def sites_of(header: Mapping[str, Any]) -> list[SiteInfo]:
+    """The sites of the model that a record is about."""
+    return [SiteInfo(**site) for site in header["model"]["sites"]]
 
 
 def units_at_start(header: Mapping[str, Any]) -> int:

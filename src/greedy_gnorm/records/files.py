@@ -29,12 +29,17 @@ def writing_to(place: Path, more: str = "") -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a whole file of UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write to a temporary file and move it into place; an existing file or link is replaced, not written through."""
     partial = _beside(path, f"{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     try:
-        with partial.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with partial.open("xb") as file:
+            file.write(content)
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)

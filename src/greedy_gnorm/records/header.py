@@ -38,7 +38,9 @@ def run_header(
         "schema": SCHEMA,
         "model": {
             **describe_source(source),
+            **({"on_hub": True} if isinstance(source, str | Path) and not Path(source).exists() else {}),
             "type": config.model_type,
+            "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
             "weights": weights_fingerprint(model),
             "configuration": configuration_fingerprint(config),
             "parameters": parameter_count(model),

@@ -13,6 +13,7 @@ from greedy_gnorm.comparison.analysis import drifts
 from greedy_gnorm.pruning.curves import Points, Walk, curve
 from greedy_gnorm.pruning.methods import GREEDY, RANDOM
 from greedy_gnorm.report.figures import ACCENT, COLOURS, DARK, LIGHT, MUTED
+from greedy_gnorm.report.tables import measure_title
 from greedy_gnorm.units import Measure, removed_by
 
 Chart = dict[str, Any]
@@ -20,7 +21,7 @@ Curves = Mapping[str, Sequence[Walk]]
 
 BOXES = 25
 DASHES = ("solid", "dash", "dot", "dashdot")
-"""Four, where there are seven colours: 28 methods before a pair comes again."""
+"""Four styles and seven colours: 28 methods until a combination repeats."""
 KINDS = {"score": "Scoring", "evaluate": "Evaluating", "remove": "Removing"}
 
 
@@ -42,8 +43,8 @@ def line_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def explorer(quality: str) -> dict[str, Chart]:
-    """The charts that follow the slider; the page's script fills them with the walk that is shown."""
+def explorer(measure: Measure) -> dict[str, Chart]:
+    """The charts that follow the slider; the page's script fills them with the run that is shown."""
     cell = {"hovertemplate": "%{text}<extra></extra>", "x": [], "y": [], "z": [], "text": [], "xgap": 2, "ygap": 2}
     mark = {"mode": "markers", "x": [], "y": [], "hoverinfo": "skip"}
     cross = {"symbol": "x", "size": 11, "color": ACCENT, "line": {"color": "white", "width": 1.5}}
@@ -61,13 +62,13 @@ def explorer(quality: str) -> dict[str, Chart]:
     return {
         "mask": _chart(mask, **cells),
         "scores": _chart(scores, **cells),
-        "curve": _followed(quality, "Heads removed"),
-        "parameters": _followed(quality, "Parameters", autorange="reversed"),
+        "curve": _followed(measure, "Heads removed"),
+        "parameters": _followed(measure, "Parameters", autorange="reversed"),
     }
 
 
-def _followed(quality: str, title: str, **axis: Any) -> Chart:
-    """A line, its level at the start, the knee, the solution, and where the slider stands."""
+def _followed(measure: Measure, title: str, **axis: Any) -> Chart:
+    """A line, its level at the start, the knee, the solution, and the step of the slider."""
     hover = "%{y:.4f} at %{x:,}<extra></extra>"
     traces = [
         go.Scatter(mode="lines", line={"color": MUTED, "dash": "dash", "width": 1}, name="unpruned", hoverinfo="skip"),
@@ -80,12 +81,12 @@ def _followed(quality: str, title: str, **axis: Any) -> Chart:
         ),
     ]  # fmt: skip
     return _chart(
-        traces, showlegend=True, xaxis={"title": {"text": title}, **axis}, yaxis={"title": {"text": _title(quality)}}
+        traces, showlegend=True, xaxis={"title": {"text": title}, **axis}, yaxis={"title": {"text": _title(measure)}}
     )
 
 
 def against_heads(curves: Curves, measure: Measure) -> Chart:
-    """Quality against heads removed: a line a method, a band over its runs, random trajectories as boxes."""
+    """Quality against heads removed: one line for each method, a band over its runs, boxes for random trajectories."""
     traces: list[Any] = []
     boxes = RANDOM in curves and len(curves) > 1 and len(curves[RANDOM]) >= 5
     for name, look in line_styles(list(curves)).items():
@@ -98,7 +99,7 @@ def against_heads(curves: Curves, measure: Measure) -> Chart:
     unpruned = {"color": MUTED, "dash": "dash", "width": 1}
     traces.append(go.Scatter(x=[0, end], y=[level, level], mode="lines", line=unpruned, hoverinfo="skip"))
     return _chart(
-        traces, height=440, xaxis={"title": {"text": "Heads removed"}}, yaxis={"title": {"text": _title(measure.name)}}
+        traces, height=440, xaxis={"title": {"text": "Heads removed"}}, yaxis={"title": {"text": _title(measure)}}
     )
 
 
@@ -117,7 +118,7 @@ def _boxes(walks: Sequence[Points], look: Mapping[str, Any]) -> list[Any]:
 
 
 def against_parameters(curves: Curves, measure: Measure) -> Chart:
-    """Quality against the parameters left, a line a method."""
+    """Quality against the parameters that are left, one line for each method."""
     traces: list[Any] = []
     for name, look in line_styles(list(curves)).items():
         walks = [[(step.parameters, measure.of(step)) for step in walk] for walk in curves[name]]
@@ -125,7 +126,7 @@ def against_parameters(curves: Curves, measure: Measure) -> Chart:
     return _chart(
         traces,
         xaxis={"title": {"text": "Parameters"}, "autorange": "reversed"},
-        yaxis={"title": {"text": _title(measure.name)}},
+        yaxis={"title": {"text": _title(measure)}},
     )
 
 
@@ -144,7 +145,7 @@ def drift(curves: Curves) -> Chart | None:
 
 
 def time_by_step(walk: Walk) -> Chart:
-    """Seconds of each step, by what they went to."""
+    """Seconds of each step, by what they were spent on."""
     steps = [step.step for step in walk]
     traces = [
         go.Bar(x=steps, y=_rounded([step.seconds.get(kind, 0.0) for step in walk], 3), **look)
@@ -155,7 +156,7 @@ def time_by_step(walk: Walk) -> Chart:
 
 
 def time_by_method(curves: Curves) -> Chart:
-    """Seconds of all runs of each method, by what they went to."""
+    """Seconds of all runs of each method, by what they were spent on."""
     names = [safe(name) for name in curves]
     traces = []
     for kind, look in _kinds("%{x:.1f} s"):
@@ -166,14 +167,14 @@ def time_by_method(curves: Curves) -> Chart:
 
 
 def _kinds(hover: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What time goes to, each with its look."""
+    """What time is spent on, each with its style."""
     for place, (kind, name) in enumerate(KINDS.items()):
         marker = {"color": COLOURS[place], "line": {"width": 0}}
         yield kind, {"name": name, "marker": marker, "hovertemplate": f"%{{fullData.name}}: {hover}<extra></extra>"}
 
 
-def against_latency(measured: Mapping[str, Sequence[tuple[float, float]]], quality: str) -> Chart:
-    """Quality against measured milliseconds: from the unpruned model to the solution, a line a measurement."""
+def against_latency(measured: Mapping[str, Sequence[tuple[float, float]]], measure: Measure) -> Chart:
+    """Quality against measured milliseconds: one line for each measurement, from the unpruned model to the solution."""
     traces = []
     for place, (name, points) in enumerate(measured.items()):
         milliseconds, values = zip(*points, strict=True)
@@ -185,14 +186,14 @@ def against_latency(measured: Mapping[str, Sequence[tuple[float, float]]], quali
                 hovertemplate="%{text}: %{x:.2f} ms, %{y:.4f}<extra></extra>",
             )
         )  # fmt: skip
-    axes = {"xaxis": {"title": {"text": "Milliseconds a batch"}}, "yaxis": {"title": {"text": _title(quality)}}}
+    axes = {"xaxis": {"title": {"text": "Milliseconds per batch"}}, "yaxis": {"title": {"text": _title(measure)}}}
     return _chart(traces, showlegend=True, **axes)
 
 
 def _band(walks: Sequence[Sequence[tuple[float, float]]], name: str, look: Mapping[str, Any]) -> list[Any]:
     """The mean of the runs as a line, and a band from the lowest to the highest where there are several.
 
-    `meta` carries the plain name, by which the page switches methods on and off.
+    `meta` is the plain name, by which the page switches methods on and off.
     """
     if not walks:
         return []
@@ -236,5 +237,5 @@ def _rounded(values: Any, digits: int = 6) -> list[float]:
     return [round(float(value), digits) for value in values]
 
 
-def _title(quality: str) -> str:
-    return safe(quality.replace("_", " ").capitalize())
+def _title(measure: Measure) -> str:
+    return safe(measure_title(measure))

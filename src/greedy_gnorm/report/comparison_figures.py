@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from greedy_gnorm.comparison.analysis import Comparison, drifts, solution
 from greedy_gnorm.pruning.curves import Walk, curve
 from greedy_gnorm.pruning.methods import GREEDY, RANDOM
+from greedy_gnorm.pruning.run import sites_of
 from greedy_gnorm.report.figures import (
     ACCENT,
     COLOURS,
@@ -25,12 +26,14 @@ from greedy_gnorm.report.figures import (
     draw_mask,
     heat_map,
     mask_cells,
+    mask_rows,
     save,
 )
-from greedy_gnorm.units import Matrix, Measure, Unit, removed_by
+from greedy_gnorm.report.tables import measure_title
+from greedy_gnorm.units import Matrix, Measure, SiteInfo, Unit, layer_names, removed_by, unit_name
 
 STYLES = ("-", "--", ":", "-.")
-"""Four, where there are seven colours: 28 methods before a pair comes again."""
+"""Four styles and seven colours: 28 methods until a combination repeats."""
 
 
 def write_all(comparison: Comparison, folder: Path) -> None:
@@ -43,9 +46,10 @@ def write_all(comparison: Comparison, folder: Path) -> None:
         save(tied_heads(comparison.header["model"]), folder / "tied-heads")
     if (stale := drift(comparison)) is not None:
         save(stale, folder / "staleness")
+    sites = sites_of(comparison.header)
     for method, walks in comparison.curves.items():
-        if method != RANDOM and walks[0][1].scores is not None:
-            save(heat_map(walks[0][1].scores, f"Scores before pruning: {method}"), folder / f"scores-{method}")
+        if method != RANDOM and (scores := walks[0][1].scores) is not None:
+            save(heat_map(scores, f"Scores before pruning: {method}", sites), folder / f"scores-{method}")
 
 
 def styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -62,7 +66,7 @@ def styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def curves(comparison: Comparison) -> Figure:
-    """Quality against heads removed, a line a method, a band from the lowest to the highest of its runs."""
+    """Quality against heads removed: one line for each method, a band from the lowest to the highest of its runs."""
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = _plot_axes(figure.add_subplot(), comparison)
     for method, look in styles(list(comparison.curves)).items():
@@ -99,6 +103,7 @@ def against_random(comparison: Comparison) -> Figure:
 def masks(comparison: Comparison) -> Figure:
     """The mask at each method's knee, first run: light is removed, dark is kept; shared layers as bands."""
     model, methods = comparison.header["model"], list(comparison.curves)
+    names = mask_rows(model)
     columns = min(len(methods), 4)
     rows = -(-len(methods) // columns)
     example = mask_cells(model, [])
@@ -109,7 +114,7 @@ def masks(comparison: Comparison) -> Figure:
         axes = figure.add_subplot(rows, columns, place + 1)
         removed = removed_by(walk[: solution(walk, comparison.measure).step + 1])
         cells = mask_cells(model, removed)
-        draw_mask(axes, cells, linewidth=0.5)
+        draw_mask(axes, cells, names, linewidth=0.5)
         axes.set_title(f"{method}: {len(removed)} removed", fontsize=8)
         axes.tick_params(labelsize=5)
         axes.xaxis.label.set_fontsize(7)
@@ -119,15 +124,16 @@ def masks(comparison: Comparison) -> Figure:
 
 def tied_heads(model: Mapping[str, Any]) -> Figure:
     """How one entry of the mask stands for a head in every layer that shares its weights."""
-    applications, heads = [site["applications"] for site in model["sites"]], model["sites"][0]["units"]
-    layers = sum(applications)
-    figure = Figure(figsize=(2.2 + 0.42 * heads, 1.4 + 0.3 * layers), layout="constrained")
+    sites = [SiteInfo(**site) for site in model["sites"]]
+    shared = next(place for place, site in enumerate(sites) if site.applications > 1)
+    layers, head = sites[shared].applications, sites[shared].units // 3
+    cells = mask_cells({**model, "removed": []}, [Unit(shared, head)])
+    figure = Figure(figsize=(2.2 + 0.42 * cells.shape[1], 1.4 + 0.3 * cells.shape[0]), layout="constrained")
     axes = figure.add_subplot()
-    cells = np.ones((layers, heads))
-    cells[: applications[0], heads // 3] = 0
-    draw_mask(axes, cells, linewidth=1)
-    axes.add_patch(Rectangle((heads // 3, 0), 1, applications[0], fill=False, edgecolor=ACCENT, linewidth=2))
-    axes.set_title(f"One mask entry is head {heads // 3} in {applications[0]} layers at once")
+    draw_mask(axes, cells, mask_rows(model), linewidth=1)
+    top = sum(site.applications for site in sites[:shared])
+    axes.add_patch(Rectangle((head, top), 1, layers, fill=False, edgecolor=ACCENT, linewidth=2))
+    axes.set_title(f"One mask entry is head {head} in {layers} layers at once")
     return figure
 
 
@@ -153,11 +159,12 @@ def drift(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def gradient_change_figure(changes: Sequence[Matrix], head: Unit) -> Figure:
-    """The pooled differences, a panel for each layer: anything but white is a gradient that moved.
+def gradient_change_figure(changes: Sequence[Matrix], head: Unit, sites: Sequence[SiteInfo]) -> Figure:
+    """The pooled differences, one panel for each layer: any colour but white is a gradient that changed.
 
-    A layer whose heads are all gone already has no gradient, (0, columns), and an empty panel.
+    A layer without heads has no gradient, (0, columns), and an empty panel.
     """
+    names = layer_names(sites)
     columns = min(len(changes), 4)
     rows = -(-len(changes) // columns)
     figure = Figure(figsize=(2.3 * columns + 0.8, 2.3 * rows + 0.5), layout="constrained")
@@ -168,13 +175,14 @@ def gradient_change_figure(changes: Sequence[Matrix], head: Unit) -> Figure:
         panels.append(axes)
         axes.set(xticks=[], yticks=[], aspect="equal")
         if not change.size:
-            axes.set_title(f"layer {place} (no head)", fontsize=8)
+            axes.set_title(f"layer {names[place]} (no head)", fontsize=8)
             continue
-        axes.set_title(f"layer {place}" + (" (head removed here)" if place == head.site else ""), fontsize=8)
+        axes.set_title(f"layer {names[place]}" + (" (head removed here)" if place == head.site else ""), fontsize=8)
         picture = axes.pcolormesh(change, cmap="RdBu_r", vmin=-limit, vmax=limit)
         axes.invert_yaxis()
     figure.colorbar(picture, ax=panels, shrink=0.7, label="G' - G")
-    figure.suptitle(f"Change of the Q gradients when head {head} goes (means over blocks of the head size)", fontsize=9)
+    title = f"Change of the Q gradients when {unit_name(sites, head)} is removed (means over blocks of the head size)"
+    figure.suptitle(title, fontsize=9)
     return figure
 
 
@@ -185,7 +193,7 @@ def _values(walks: Sequence[Walk], measure: Measure) -> tuple[Any, Any]:
 
 
 def _legend(figure: Figure, axes: Axes, title: str) -> None:
-    """What the lines are: inside the axes, or beside them where that would hide the lines."""
+    """The legend: inside the axes, or beside them where it would hide the lines."""
     lines, names = axes.get_legend_handles_labels()
     if len(lines) < 8:
         axes.legend(frameon=False, fontsize=8, title=title)
@@ -197,7 +205,7 @@ def _legend(figure: Figure, axes: Axes, title: str) -> None:
 def _plot_axes(axes: Axes, comparison: Comparison) -> Axes:
     axes.set(
         xlabel="Heads removed",
-        ylabel=comparison.measure.name.replace("_", " ").capitalize(),
+        ylabel=measure_title(comparison.measure),
         xlim=(0, comparison.heads),
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from greedy_gnorm.comparison.analysis import Comparison, knee_heads, solutions_table, summary_table
-from greedy_gnorm.model.sizes import MEGABYTE
 from greedy_gnorm.pruning.run import units_at_start
 from greedy_gnorm.records import compact
 from greedy_gnorm.report.page import Page, PageRun
+from greedy_gnorm.report.tables import measure_title, megabytes
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.units import Measure, SiteInfo, removed_by, unit_name
 
 Table = tuple[str, list[str], list[list[str]]]
-"""Title, header and cells."""
+"""Title, columns and cells."""
 
 
 def latencies(page: Page) -> Iterator[tuple[str, list[tuple[float, float]]]]:
@@ -33,14 +33,13 @@ def _measurement(row: dict[str, Any]) -> str:
 
 
 def top(page: Page) -> dict[str, Any]:
-    """The sentence at the top and the four figures, of the chosen step or, before the end, of the last."""
+    """The sentence at the top and the four figures: of the chosen step, or of the last one while unfinished."""
     run = page.best
     steps = run.steps
     chosen = steps[-1 if run.solution is None else run.solution]
     total = units_at_start(run.journal.header)
     gone = len(removed_by(steps[: chosen.step + 1]))
     before, after = (step.quality[page.quality] for step in (steps[0], chosen))
-    sizes = [step.bytes / MEGABYTE for step in (steps[0], chosen)]
     speed = run.latency[0] if run.latency else None
     return {
         "run": run,
@@ -50,7 +49,8 @@ def top(page: Page) -> dict[str, Any]:
         "before": f"{before:.4f}",
         "after": f"{after:.4f}",
         "change": f"{after - before:+.4f}",
-        "sizes": [f"{size:.2f}" for size in sizes],
+        "sizes": [megabytes(step.bytes) for step in (steps[0], chosen)],
+        "precision": run.precision.name,
         "smaller": f"{chosen.bytes / steps[0].bytes - 1:+.1%}",
         "parameters": [f"{step.parameters:,}" for step in (steps[0], chosen)],
         "speed": speed and {
@@ -67,19 +67,22 @@ def top(page: Page) -> dict[str, Any]:
 
 
 def tables(page: Page) -> list[Table]:
-    """What was compared, or how fast a run's model is."""
+    """The tables of a comparison or of several runs, or the measured speed of one run."""
     if page.experiment is not None:
         comparison = Comparison(page.header, page.curves)
         return [
-            ("Quality by share of heads removed (mean ± deviation over runs; * the best)", *summary_table(comparison)),
             (
-                "At the knee of the curve (sizes as float32; mean ± deviation over runs; * the best)",
+                f"{measure_title(page.measure)} by share of heads removed (mean ± standard deviation over runs; "
+                "* marks the best)",
+                *summary_table(comparison),
+            ),
+            (
+                "At the knee of the curve (sizes as float32; mean ± standard deviation over runs; * marks the best)",
                 *solutions_table(comparison),
             ),
         ]
     if len(page.runs) > 1:
-        names = ["run", "heads", "removed", f"{page.quality} before", "after", "MB before", "after", "knee at", "ended"]
-        return [("The runs", names, [_run_row(run, page.measure) for run in page.runs])]
+        return [("The runs", _run_columns(page.quality), [_run_row(run, page.measure) for run in page.runs])]
     rows = [
         [
             _measurement(row),
@@ -88,11 +91,14 @@ def tables(page: Page) -> list[Table]:
         ]
         for row in page.runs[0].latency
     ]
-    return (
-        [("Measured speed, milliseconds a batch", ["measured with", "before", "after", "times faster"], rows)]
-        if rows
-        else []
-    )
+    columns = ["measured with", "before", "after", "times faster"]
+    return [("Measured speed in milliseconds per batch", columns, rows)] if rows else []
+
+
+def _run_columns(quality: str) -> list[str]:
+    """The columns of the table of several runs, which may be stored in different precisions."""
+    sides = [f"{name} {side}" for name in (quality, "MB") for side in ("before", "after")]
+    return ["run", "heads", "removed", *sides, "stored as", "heads gone at the knee", "ended"]
 
 
 def _run_row(run: PageRun, measure: Measure) -> list[str]:
@@ -103,16 +109,16 @@ def _run_row(run: PageRun, measure: Measure) -> list[str]:
         str(units_at_start(run.journal.header)),
         str(len(removed_by(run.steps[: chosen.step + 1]))),
         *(f"{measure.of(step):.4f}" for step in sides),
-        *(f"{step.bytes / MEGABYTE:.2f}" for step in sides),
+        *(megabytes(step.bytes) for step in sides),
+        run.precision.name,
         str(knee_heads(run.steps, measure)),
         run.steps[-1].stop or "unfinished",
     ]
 
 
 def step_table(run: PageRun) -> Table:
-    """Every step, with all that was measured."""
-    cells, gone = [], 0
-    sites = [SiteInfo(**site) for site in run.journal.header["model"]["sites"]]
+    """Every step, with everything that was measured."""
+    cells, gone, sites = [], 0, run.sites
     for step in run.steps:
         gone += len(step.removed)
         cells.append(
@@ -122,16 +128,17 @@ def step_table(run: PageRun) -> Table:
                 ", ".join(unit_name(sites, unit) for unit in step.removed) or "-",
                 *(f"{value:.4f}" for value in step.quality.values()),
                 f"{step.parameters:,}",
-                f"{step.bytes / MEGABYTE:.2f}",
+                megabytes(step.bytes),
                 f"{sum(step.seconds.values()):.2f}",
             ]
         )
-    names = ["step", "heads gone", "removed", *run.steps[0].quality, "parameters", "MB", "seconds"]
-    return f"{len(run.steps) - 1} steps as a table", names, cells
+    size = f"MB ({run.precision.name})"
+    columns = ["step", "heads gone", "removed", *run.steps[0].quality, "parameters", size, "seconds"]
+    return f"{len(run.steps) - 1} steps as a table", columns, cells
 
 
-def made(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
-    """How it was made, in groups of names and values."""
+def details(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Model, rows, settings and versions, in groups of names and values."""
     header = page.header
     model, config = header["model"], header["config"]
     groups = [
@@ -140,16 +147,17 @@ def made(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
             [
                 ("name", model["name"]),
                 ("type", model["type"]),
-                ("attention", _attention(model["sites"])),
+                ("attention", _attention([SiteInfo(**site) for site in model["sites"]])),
                 ("parameters", f"{model['parameters']:,}"),
+                ("stored as", page.runs[0].precision.name),
                 ("fingerprint of the weights", model["weights"]),
             ],
         )
     ]
     for part, rows in page.runs[0].journal.header["data"].items():
-        told = [("source", rows["source"]), ("rows", f"{rows['rows']:,} in {rows['batches']} batches")]
-        told += [("shortened", f"{rows['truncated']} rows")] if rows["truncated"] else []
-        groups.append((f"Rows for {part}", [*told, ("fingerprint", rows["fingerprint"])]))
+        facts = [("source", rows["source"]), ("rows", f"{rows['rows']:,} in {rows['batches']} batches")]
+        facts += [("truncated", f"{rows['truncated']} rows")] if rows["truncated"] else []
+        groups.append((f"Rows for {part}", [*facts, ("fingerprint", rows["fingerprint"])]))
     settings = {name: value for name, value in config.items() if value is not None and value != []}
     if page.experiment is not None:
         settings = {**{name: header[name] for name in ("methods", "runs", "trajectories")}, **settings}
@@ -160,12 +168,13 @@ def made(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
     return groups
 
 
-def _attention(sites: list[dict[str, Any]]) -> str:
+def _attention(sites: list[SiteInfo]) -> str:
     """`12 layers of 12 heads`; the smallest and the largest number where layers differ."""
-    counts, shared = sorted({site["units"] for site in sites}), max(site["applications"] for site in sites)
+    layers = [sum(site.units for site in sites if site.layer == layer) for layer in sorted({s.layer for s in sites})]
+    counts, shared = sorted(set(layers)), max(site.applications for site in sites)
     heads = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-    layers = f"{len(sites)} layer{'s' if len(sites) > 1 else ''} of {heads} heads"
-    return layers + (f", each applied {shared} times" if shared > 1 else "")
+    text = f"{len(layers)} layer{'s' if len(layers) > 1 else ''} of {heads} heads"
+    return text + (f", each applied {shared} times" if shared > 1 else "")
 
 
 def _plain(name: str, value: Any) -> str:
@@ -175,7 +184,7 @@ def _plain(name: str, value: Any) -> str:
 
 
 def command(page: Page) -> str | None:
-    """The command that makes it again; None for runs on objects in memory, and for several at once."""
+    """The command that repeats the run or comparison; None for objects in memory and for several runs."""
     header = page.header
     data = page.runs[0].journal.header["data"]
     if header["model"].get("in_memory") or any(part.get("in_memory") for part in data.values()):

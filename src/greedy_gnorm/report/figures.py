@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,26 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from greedy_gnorm.pruning.curves import curve as curve_points
-from greedy_gnorm.units import Matrix, Measure, Scores, Step, Unit, as_matrix
+from greedy_gnorm.report.tables import measure_title
+from greedy_gnorm.units import Matrix, Measure, Scores, SiteInfo, Step, Unit, as_matrix, layer_names
 
-# Okabe and Ito's colours, told apart by colour-blind readers; with the line styles enough for every method
+# Okabe and Ito's colours, which colour-blind readers can tell apart; with the line styles enough for every method
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 DARK, ACCENT, MUTED, LIGHT = "#1b3a57", "#c8553d", "#8d99a6", "#dfe6ec"
 
 
+def pictures(figure: Figure) -> dict[str, bytes]:
+    """The figure as PNG and as SVG, by file name suffix."""
+    files = {".png": io.BytesIO(), ".svg": io.BytesIO()}
+    for suffix, file in files.items():
+        figure.savefig(file, format=suffix[1:], dpi=150 if suffix == ".png" else "figure")
+    return {suffix: file.getvalue() for suffix, file in files.items()}
+
+
 def save(figure: Figure, path: Path) -> None:
-    """Write PNG and SVG of the same name."""
-    figure.savefig(path.with_suffix(".png"), dpi=150)
-    figure.savefig(path.with_suffix(".svg"))
+    """Write PNG and SVG of the same name into a folder that is new."""
+    for suffix, content in pictures(figure).items():
+        path.with_suffix(suffix).write_bytes(content)
 
 
 def curve(steps: Sequence[Step], solution: int, measure: Measure) -> Figure:
@@ -36,7 +46,7 @@ def curve(steps: Sequence[Step], solution: int, measure: Measure) -> Figure:
         heads[solution], values[solution], "o", color=ACCENT, markersize=8,
         label=f"solution: {heads[solution]:.0f} heads removed ({values[solution]:.3f})",
     )  # fmt: skip
-    axes.set(xlabel="Heads removed", ylabel=measure.name.replace("_", " ").capitalize(), xlim=(0, max(heads[-1], 1)))
+    axes.set(xlabel="Heads removed", ylabel=measure_title(measure), xlim=(0, max(heads[-1], 1)))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(color=LIGHT)
     axes.legend(frameon=False)
@@ -44,19 +54,19 @@ def curve(steps: Sequence[Step], solution: int, measure: Measure) -> Figure:
 
 
 def mask(removed: Sequence[Unit], model: Mapping[str, Any]) -> Figure:
-    """Which heads are left: light is removed, dark is kept; a module that several layers share has a band for each."""
+    """Which heads are left: light is removed, dark is kept; a module that several layers share has a row for each."""
     kept = mask_cells(model, removed)
     figure, axes = _matrix_axes(kept.shape)
-    draw_mask(axes, kept, linewidth=1)
+    draw_mask(axes, kept, mask_rows(model), linewidth=1)
     axes.set_title(f"{int(np.nansum(kept))} of {int((~np.isnan(kept)).sum())} heads kept (dark)")
     return figure
 
 
-def draw_mask(axes: Axes, kept: Matrix, linewidth: float) -> None:
-    """The cells of a mask, with numbered heads and layers."""
+def draw_mask(axes: Axes, kept: Matrix, rows: Sequence[str], linewidth: float) -> None:
+    """The cells of a mask, with numbered heads and named layers."""
     cells = np.ma.masked_invalid(kept)
     axes.pcolormesh(cells, cmap=two_colours(), vmin=0, vmax=1, edgecolors="white", linewidth=linewidth)
-    label_matrix(axes, kept.shape)
+    label_matrix(axes, kept.shape[1], rows)
 
 
 def mask_cells(model: Mapping[str, Any], removed: Sequence[Unit]) -> Matrix:
@@ -67,7 +77,14 @@ def mask_cells(model: Mapping[str, Any], removed: Sequence[Unit]) -> Matrix:
     return np.repeat(as_matrix(kept), [site["applications"] for site in model["sites"]], axis=0)
 
 
-def heat_map(scores: Scores, title: str) -> Figure:
+def mask_rows(model: Mapping[str, Any]) -> list[str]:
+    """The names of the rows of `mask_cells`: the layers, counted through where several share a module."""
+    sites = [SiteInfo(**site) for site in model["sites"]]
+    applications = sum(site.applications for site in sites)
+    return layer_names(sites) if applications == len(sites) else [str(layer) for layer in range(applications)]
+
+
+def heat_map(scores: Scores, title: str, sites: Sequence[SiteInfo]) -> Figure:
     """Scores by layer and head, on a logarithmic scale where the score is a product; removed heads are left white."""
     values = as_matrix(scores.keys) if scores.logs is None else as_matrix(scores.keys) / np.log(10)
     figure, axes = _matrix_axes(values.shape, legend=True)
@@ -77,7 +94,7 @@ def heat_map(scores: Scores, title: str) -> Figure:
         np.ma.masked_invalid(values), cmap="cividis", vmin=low, vmax=high, edgecolors="white", linewidth=1
     )
     figure.colorbar(picture, ax=axes, label="score" if scores.logs is None else "log10 of the score")
-    label_matrix(axes, values.shape)
+    label_matrix(axes, values.shape[1], layer_names(sites))
     axes.set_title(title)
     return figure
 
@@ -94,12 +111,12 @@ def _matrix_axes(shape: tuple[int, ...], *, legend: bool = False) -> tuple[Figur
     return _axes(1.6 + 0.36 * max(columns, 6) + (1.2 if legend else 0), 1.8 + 0.36 * max(rows, 2))
 
 
-def label_matrix(axes: Axes, shape: tuple[int, ...]) -> None:
-    """Heads across, layers down, numbered as in the model."""
+def label_matrix(axes: Axes, heads: int, rows: Sequence[str]) -> None:
+    """Heads across, numbered as in the model; named layers down."""
     axes.set(xlabel="Head", ylabel="Layer")
-    for axis, count in ((axes.xaxis, shape[1]), (axes.yaxis, shape[0])):
-        stride = max(1, count // 12)
-        axis.set_ticks(np.arange(0, count, stride) + 0.5, labels=[str(n) for n in range(0, count, stride)])
+    for axis, names in ((axes.xaxis, [str(head) for head in range(heads)]), (axes.yaxis, rows)):
+        stride = max(1, len(names) // 12)
+        axis.set_ticks(np.arange(0, len(names), stride) + 0.5, labels=names[::stride])
         axis.set_tick_params(length=0)
     axes.invert_yaxis()
     axes.set_aspect("equal")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,15 @@ from greedy_gnorm.comparison.analysis import EXPERIMENT_FILE, read_experiment, r
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.pruning.curves import curve, knee_of, mean_over_curve
 from greedy_gnorm.pruning.methods import GREEDY
-from greedy_gnorm.pruning.run import measure_of
+from greedy_gnorm.pruning.run import measure_of, sites_of
 from greedy_gnorm.records.journal import RUN_FILE, Journal
-from greedy_gnorm.units import Measure, Step
+from greedy_gnorm.report.tables import Precision, stored_precision
+from greedy_gnorm.units import Measure, SiteInfo, Step
 
 
 @dataclass(frozen=True)
 class PageRun:
-    """A run on the page: what it is called, the line it belongs to, its record."""
+    """A run on the page: its label, the line of the charts that it belongs to, its record."""
 
     label: str
     line: str
@@ -36,14 +38,23 @@ class PageRun:
 
     @property
     def solution(self) -> int | None:
-        """The chosen step: the run's own, or the knee of a finished walk that chose none; None before the end."""
+        """The chosen step: the run's own, or the knee of a finished walk that chose none; None while unfinished."""
         if "result" in self.journal.header:
             return int(self.journal.header["result"]["solution"])
         return knee_of(self.steps, measure_of(self.journal.header)) if self.finished else None
 
     @property
+    def sites(self) -> list[SiteInfo]:
+        return sites_of(self.journal.header)
+
+    @property
+    def precision(self) -> Precision:
+        """What the sizes of the run are counted in."""
+        return stored_precision(self.journal.header, self.steps[0])
+
+    @property
     def latency(self) -> list[dict[str, Any]]:
-        """Measured before and after, where the run has it."""
+        """The measurements before and after, if the run has any."""
         return list(self.journal.header.get("result", {}).get("latency", []))
 
 
@@ -75,21 +86,27 @@ class Page:
 
     @property
     def best(self) -> PageRun:
-        """The run that the top of the page speaks of: Greedy-Gnorm's, else the one with the best curve."""
+        """The run that the top of the page is about: Greedy-Gnorm's, else the one with the best curve."""
         first = {run.line: run for run in reversed(self.runs)}
         if len(first) == 1 or GREEDY in first:
             return first.get(GREEDY, self.runs[0])
         return max(first.values(), key=self._height)
 
     def _height(self, run: PageRun) -> float:
-        """How good a run's curve is on the whole."""
+        """The mean of a run's curve, with a sign such that more is better."""
         if not run.steps[1:]:
             return -np.inf
         return self.measure.worth(mean_over_curve(curve(run.steps, self.measure)))
 
 
+def model_title(model: Mapping[str, Any]) -> str:
+    """A short name for the model of a record: a name on the hub as it is, the last part of a folder's path."""
+    name = str(model["name"])
+    return name if model.get("on_hub") else Path(os.path.abspath(name)).name or name
+
+
 def read_page(folders: Sequence[Path]) -> Page:
-    """What the folders hold."""
+    """The page of a comparison, a run or several runs in these folders."""
     if len(folders) == 1 and (folders[0] / EXPERIMENT_FILE).exists():
         parts = read_parts(folders[0])
         header = read_experiment(folders[0])
@@ -100,7 +117,7 @@ def read_page(folders: Sequence[Path]) -> Page:
         ]
         return Page(runs, header)
     journals = [_run(folder) for folder in folders]
-    measures = sorted({str(journal.header["quality"]) for journal in journals})
+    measures = sorted({measure_of(journal.header).name for journal in journals})
     if len(measures) > 1:
         raise RunFolderError(f"These runs can't be on one page: some measure {measures[0]}, others {measures[1]}.")
     names = _labels(journals)
@@ -109,7 +126,7 @@ def read_page(folders: Sequence[Path]) -> Page:
 
 def _run(folder: Path) -> Journal:
     if (folder / EXPERIMENT_FILE).exists():
-        raise RunFolderError(f"{folder} holds a comparison, which has a page of its own: name it alone.")
+        raise RunFolderError(f"{folder} holds a comparison, which has a page of its own: give only this folder.")
     if not (folder / RUN_FILE).exists():
         raise RunFolderError(f"{folder} holds no run and no comparison (no {RUN_FILE}, no {EXPERIMENT_FILE}).")
     journal = Journal.read(folder)
@@ -119,7 +136,7 @@ def _run(folder: Path) -> Journal:
 
 
 def _labels(journals: Sequence[Journal]) -> list[str]:
-    """The methods where they tell the runs apart, else with their folders."""
+    """The methods where they differ, else methods with folders."""
     methods = [str(journal.header["config"]["method"]) for journal in journals]
     if len(set(methods)) == len(methods):
         return methods

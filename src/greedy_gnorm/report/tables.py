@@ -4,18 +4,50 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from greedy_gnorm.model.sizes import MEGABYTE, Counts
-from greedy_gnorm.units import Latency
+from greedy_gnorm.units import Latency, Measure, Step
 
-FLOAT32 = 4
+Quality = tuple[str, float, float]
+"""The name of the measure, its value before and after."""
+
+
+def measure_title(measure: Measure) -> str:
+    """The measure as a title; its direction is stated where lower is better."""
+    name = measure.name.replace("_", " ").capitalize()
+    return name if measure.higher_is_better else f"{name} (lower is better)"
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How weights are stored, which turns parameters into megabytes."""
+
+    name: str
+    bytes: int
+
+
+FLOAT32 = Precision("float32", 4)
+"""The precision of the paper's parameter tables, whatever a model is stored in."""
+
+
+def stored_precision(header: Mapping[str, Any], unpruned: Step) -> Precision:
+    """The precision that the model of a run is stored in; records of 0.1.0 tell only the number of bits."""
+    size = unpruned.bytes // unpruned.parameters
+    unnamed = FLOAT32.name if size == FLOAT32.bytes else f"{8 * size} bits"
+    return Precision(header["model"].get("dtype", unnamed), size)
+
+
+def megabytes(size: int) -> str:
+    """Bytes as text in MB."""
+    return f"{size / MEGABYTE:.2f}"
 
 
 @dataclass(frozen=True)
 class ModuleSize:
-    """A module's parameters before and after, and what they are of the whole model."""
+    """The parameters of a module before and after, and those of the whole model."""
 
     name: str
     before: int
@@ -23,47 +55,63 @@ class ModuleSize:
     total_before: int
     total_after: int
 
-    def cells(self) -> list[str]:
-        """Params, share in %, MB of float32; before, then after."""
+    def cells(self, precision: Precision) -> list[str]:
+        """Params, share in %, MB; before, then after."""
         sides = ((self.before, self.total_before), (self.after, self.total_after))
         return [
             cell
             for count, total in sides
-            for cell in (f"{count:,}", f"{100 * count / total:.2f}", f"{count * FLOAT32 / MEGABYTE:.2f}")
+            for cell in (f"{count:,}", f"{100 * count / total:.2f}", megabytes(count * precision.bytes))
         ]
 
 
-SIZE_COLUMNS = ("Layer", "Params before", "Share % before", "MB before", "Params after", "Share % after", "MB after")
+@dataclass(frozen=True)
+class SizeTable:
+    """The parameter table of a model: its modules before and after, and the quality of a run that measured it."""
+
+    rows: Sequence[ModuleSize]
+    precision: Precision = FLOAT32
+    quality: Quality | None = None
+
+    @classmethod
+    def of(
+        cls, before: Counts, after: Counts, precision: Precision = FLOAT32, quality: Quality | None = None
+    ) -> SizeTable:
+        """The table from the counts of the same model before and after."""
+        totals = before[0][1], after[0][1]
+        rows = [ModuleSize(name, old, new, *totals) for (name, old), (_, new) in zip(before, after, strict=True)]
+        return cls(rows, precision, quality)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns; the precision is that of the sizes."""
+        size = self.precision.name
+        sides = [(f"Params {side}", f"Share % {side}", f"MB {side} ({size})") for side in ("before", "after")]
+        return ["Layer", *sides[0], *sides[1]]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The table as text; the last row is the quality before and after, where it is known."""
+        cells = [[row.name, *row.cells(self.precision)] for row in self.rows]
+        if self.quality is not None:
+            name, before, after = self.quality
+            texts = [f"{100 * value:.2f}%" if name == "accuracy" else f"{value:.4f}" for value in (before, after)]
+            cells.append([name.replace("_", " ").capitalize(), texts[0], "", "", texts[1], "", ""])
+        return cells
 
 
-def size_table(before: Counts, after: Counts) -> list[ModuleSize]:
-    """Rows of the table from the counts of the same model before and after."""
-    totals = before[0][1], after[0][1]
-    return [ModuleSize(name, old, new, *totals) for (name, old), (_, new) in zip(before, after, strict=True)]
-
-
-def table_cells(rows: Sequence[ModuleSize], quality: tuple[str, float, float] | None = None) -> list[list[str]]:
-    """The table as text, with a last row for the quality before and after where it is known."""
-    cells = [[row.name, *row.cells()] for row in rows]
-    if quality is not None:
-        name, before, after = quality
-        percent = [f"{100 * value:.2f}%" if name == "accuracy" else f"{value:.4f}" for value in (before, after)]
-        cells.append([name.replace("_", " ").capitalize(), percent[0], "", "", percent[1], "", ""])
-    return cells
-
-
-def as_csv(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Comma-separated, numbers without their thousands' commas."""
+def as_csv(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """Comma-separated; numbers lose the commas between thousands."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
+    writer.writerow(columns)
     writer.writerows([[cell.replace(",", "") for cell in row] for row in cells])
     return text.getvalue()
 
 
-def as_markdown(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, numbers to the right."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *cells]
+def as_markdown(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, numbers aligned to the right."""
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *cells]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -23,8 +23,9 @@ from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.pruning.curves import knee_of
 from greedy_gnorm.records.files import write_text, writing_to
 from greedy_gnorm.report import charts, facts
-from greedy_gnorm.report.page import Page, read_page
-from greedy_gnorm.units import SiteInfo, Step, Unit, unit_name
+from greedy_gnorm.report.page import Page, model_title, read_page
+from greedy_gnorm.report.tables import measure_title
+from greedy_gnorm.units import Step, Unit, layer_names, unit_name
 
 NAME = "report.html"
 SCORE_BYTES = 2_000_000  # of score matrices in a page: 8 MB less plotly's 5 and room for the rest
@@ -32,9 +33,9 @@ SECONDS_BETWEEN = 2.0
 
 
 def write_report(folders: Sequence[str | Path], out: str | Path | None = None, *, live: bool = False) -> Path:
-    """Write the page of a run, a comparison, or several runs; a live one loads itself again.
+    """Write the page of a run, a comparison, or several runs; a live page reloads itself.
 
-    Without `out` it is report.html in the folder, or in the folder that holds all of several.
+    Without `out` it is report.html in the folder, or in the common parent of several folders.
     """
     paths = [Path(folder) for folder in folders]
     page = read_page(paths)
@@ -47,7 +48,7 @@ def write_report(folders: Sequence[str | Path], out: str | Path | None = None, *
 
 
 class LiveReport:
-    """Writes a run's page again as its steps come, but not so often that it costs the run much time."""
+    """Writes a run's page again after new steps, but not so often that it slows the run down."""
 
     def __init__(self, folder: Path, *, on: bool = True) -> None:
         self.folder = folder
@@ -58,7 +59,7 @@ class LiveReport:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self.next and error[0] is not None:  # a run that ends well writes its page itself
+        if self.next and error[0] is not None:  # a run that ends normally writes its page itself
             self._write(live=False)
 
     def __call__(self, *_: Any) -> None:
@@ -71,14 +72,14 @@ class LiveReport:
     def _write(self, *, live: bool) -> None:
         try:
             write_report([self.folder], live=live)
-        except RunFolderError as error:  # the page is not worth the run
+        except RunFolderError as error:  # no reason to stop the run
             warnings.warn(str(error), stacklevel=2)
 
 
 def render(page: Page, *, live: bool = False) -> str:
     """The page as text."""
     header, several = page.header, len(page.runs) > 1
-    shown = charts.explorer(page.quality)
+    shown = charts.explorer(page.measure)
     if several:
         shown["comparison"] = charts.against_heads(page.curves, page.measure)
         shown["comparison-parameters"] = charts.against_parameters(page.curves, page.measure)
@@ -88,12 +89,11 @@ def render(page: Page, *, live: bool = False) -> str:
     if stale := charts.drift(page.curves):
         shown["drift"] = stale
     if measured := dict(facts.latencies(page)):
-        shown["latency"] = charts.against_latency(measured, page.quality)
+        shown["latency"] = charts.against_latency(measured, page.measure)
     content = {
         "charts": shown,
         "walks": list(_walks(page)),
         "first": page.runs.index(page.best),
-        "quality": page.quality,
     }
     template = _environment().get_template("report.html.j2")
     return template.render(
@@ -101,12 +101,13 @@ def render(page: Page, *, live: bool = False) -> str:
         several=several,
         live=live,
         shown=shown,
-        name=_short(header["model"]["name"]),
+        name=model_title(header["model"]),
+        measure=measure_title(page.measure),
         top=facts.top(page),
         tables=facts.tables(page),
         steps=None if several else facts.step_table(page.runs[0]),
         line_styles=charts.line_styles(list(page.curves)),
-        made=facts.made(page),
+        details=facts.details(page),
         command=facts.command(page),
         content=embedded(content),
         style=_file("report.css"),
@@ -116,7 +117,7 @@ def render(page: Page, *, live: bool = False) -> str:
 
 
 def embedded(content: Any) -> Markup:
-    """JSON that can stand in a script element: no text in it can end the element or open a comment."""
+    """JSON for a script element: no text in it can end the element or open a comment."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -146,13 +147,8 @@ def _plotly() -> Markup:
     return Markup(get_plotlyjs())
 
 
-def _short(name: str) -> str:
-    """A folder by its last two parts, a name on the hub as it is."""
-    return str(Path(*Path(name).parts[-2:]))
-
-
 def _walks(page: Page) -> Iterator[dict[str, Any]]:
-    """Every run as the script reads it; matrices of scores as long as they fit, the first run of each line first."""
+    """Every run as the script reads it; with scores as long as they fit, the first run of each line first."""
     firsts = {run.line: run for run in reversed(page.runs)}
     packed, room = {}, SCORE_BYTES
     for run in sorted(page.runs, key=lambda run: run is not firsts[run.line]):
@@ -161,18 +157,21 @@ def _walks(page: Page) -> Iterator[dict[str, Any]]:
             packed[id(run)] = scores
             room -= len(scores["values"])
     for run in page.runs:
-        model = run.journal.header["model"]
-        sites = [SiteInfo(**site) for site in model["sites"]]
+        sites = run.sites
         starts = np.cumsum([0, *(site.units for site in sites)]).tolist()
         yield {
             "label": run.label,
-            "sites": [{"layer": site.layer, "units": site.units, "applications": site.applications} for site in sites],
+            "rows": [
+                {"name": name, "units": site.units, "applications": site.applications}
+                for name, site in zip(layer_names(sites), sites, strict=True)
+            ],
             "names": [unit_name(sites, Unit(place, n)) for place, site in enumerate(sites) for n in range(site.units)],
-            "gone": [starts[site] + index for site, index in model["removed"]],
+            "gone": [starts[site] + index for site, index in run.journal.header["model"]["removed"]],
             "removed": [[starts[unit.site] + unit.index for unit in step.removed] for step in run.steps],
             "quality": [round(page.measure.of(step), 6) for step in run.steps],
             "parameters": [step.parameters for step in run.steps],
-            "bytes": run.steps[0].bytes / run.steps[0].parameters,
+            "bytes": [step.bytes for step in run.steps],
+            "precision": run.precision.name,
             "knee": knee_of(run.steps, page.measure),
             "solution": run.solution,
             "scores": packed.get(id(run)),
@@ -183,7 +182,10 @@ def _walks(page: Page) -> Iterator[dict[str, Any]]:
 
 
 def _scores(steps: Sequence[Step]) -> dict[str, Any] | None:
-    """The different matrices as float32, and which of them each step chose by; logarithms to base 10 where kept."""
+    """The distinct scores as float32, and which of them each step used; logarithms to base 10 where there are any.
+
+    The scores of all layers follow one another, whatever their number in each.
+    """
     matrices: list[Any] = []
     places: list[int] = []
     logs = False

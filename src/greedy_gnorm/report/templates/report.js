@@ -29,7 +29,7 @@
     }
     return chart;
   }
-  // Those behind the first screen are drawn one by one, so that the page answers meanwhile
+  // The charts below the first screen are drawn one by one, so that the page stays responsive
   function drawInTurn(ids) {
     if (!ids.length) return void (document.body.dataset.drawn = "yes");
     draw(ids[0]);
@@ -52,34 +52,34 @@
   }
   function open(index) {
     const data = content.walks[index];
-    const sites = data.sites.length, heads = Math.max(...data.sites.map((site) => site.units));
-    const starts = data.sites.reduce((list, site) => [...list, list.at(-1) + site.units], [0]);
+    const heads = Math.max(...data.rows.map((row) => row.units));
+    const starts = data.rows.reduce((list, row) => [...list, list.at(-1) + row.units], [0]);
     const went = new Map(data.removed.flatMap((gone, number) => gone.map((head) => [head, number])));
     const gone = data.removed.map(((sum) => (each) => (sum += each.length))(0));
-    const edges = data.sites.reduce((list, site) => [...list, list.at(-1) + site.applications], [0]);
+    const edges = data.rows.reduce((list, row) => [...list, list.at(-1) + row.applications], [0]);
     const scores = data.scores && { ...data.scores, values: unpacked(data.scores.values) };
-    walk = { ...data, index, count: sites, heads, starts, went, gone, edges, scores, last: data.removed.length - 1, before: new Set(data.gone) };
+    walk = { ...data, index, heads, starts, went, gone, edges, scores, last: data.removed.length - 1, before: new Set(data.gone) };
     cell = null;
     at("step").max = walk.last;
     at("marks").replaceChildren(...[walk.knee, walk.solution].filter((mark) => mark !== null).map((mark) => new Option(mark, mark)));
     at("to-solution").disabled = walk.solution === null;
     if (at("walk")) at("walk").value = index;
-    const tied = Math.max(...data.sites.map((site) => site.applications));
-    say("tied", tied > 1 ? `Each block is one head that ${tied} layers share (tied weights): it goes from all of them at once.` : "");
+    say("tied", data.rows.some((row) => row.applications > 1)
+      ? "A block over several layers is one head that they share (tied weights): it is removed from all of them at once." : "");
     shape();
     lines();
   }
-  // Units are numbered through all sites, which may have different numbers of them
-  const siteOf = (head) => walk.starts.findIndex((start) => start > head) - 1;
-  const indexOf = (head) => head - walk.starts[siteOf(head)];
-  const middle = (site) => (walk.edges[site] + walk.edges[site + 1]) / 2;
+  // Heads are numbered through all rows, which may have different numbers of them
+  const rowOf = (head) => walk.starts.findIndex((start) => start > head) - 1;
+  const indexOf = (head) => head - walk.starts[rowOf(head)];
+  const middle = (row) => (walk.edges[row] + walk.edges[row + 1]) / 2;
   function shape() {
-    const rows = walk.edges.at(-1);
-    const height = Math.round(Math.min(40, Math.max(14, 400 / rows)) * rows) + 62;
+    const layers = walk.edges.at(-1);
+    const height = Math.round(Math.min(40, Math.max(14, 400 / layers)) * layers) + 62;
     const every = (count) => Array.from({ length: count }, (_, number) => number);
     const stride = (count) => Math.ceil(count / 24);
-    const tied = walk.sites.some((site) => site.applications > 1);
-    const names = walk.sites.map((site) => (tied ? `${site.layer} (×${site.applications})` : `${site.layer}`));
+    const tied = walk.rows.some((row) => row.applications > 1);
+    const names = walk.rows.map((row) => (tied ? `${row.name} (×${row.applications})` : row.name));
     for (const id of ["mask", "scores"]) {
       const { data, layout } = charts[id];
       Object.assign(data[0], { x: every(walk.heads), y: walk.edges });
@@ -90,7 +90,7 @@
         showgrid: false, zeroline: false, ticks: "", title: { text: "Head" },
       });
       Object.assign(layout.yaxis, {
-        tickvals: every(walk.count).map(middle), ticktext: names, range: [rows, 0], autorange: false,
+        tickvals: names.map((_, row) => middle(row)), ticktext: names, range: [layers, 0], autorange: false,
         showgrid: false, zeroline: false, ticks: "", title: { text: tied ? "Layer (× times it is applied)" : "Layer" },
       });
     }
@@ -121,18 +121,18 @@
     return Math.abs(value) < 300 ? (10 ** value).toPrecision(4) : `10^${value.toFixed(1)}`;
   }
   function story(head) {
-    const layers = walk.sites[siteOf(head)].applications;
+    const layers = walk.rows[rowOf(head)].applications;
     const went = walk.went.get(head), value = score(head, step);
     const parts = [`${walk.names[head]}${layers > 1 ? `, shared by ${layers} layers` : ""}`];
     if (value !== null && !Number.isNaN(value)) parts.push(`score ${written(value)}`);
-    if (walk.before.has(head)) parts.push("gone before this run");
+    if (walk.before.has(head)) parts.push("removed before this run");
     else if (went === undefined) parts.push("never removed");
-    else parts.push(went <= step ? `removed at step ${went}` : `goes at step ${went}`);
+    else parts.push(went <= step ? `removed at step ${went}` : `will be removed at step ${went}`);
     return parts.join(" · ");
   }
-  const matrix = (value) => walk.sites.map((site, place) =>
-    Array.from({ length: walk.heads }, (_, index) => (index < site.units ? value(walk.starts[place] + index) : null)));
-  const places = (heads) => ({ x: heads.map(indexOf), y: heads.map((head) => middle(siteOf(head))) });
+  const matrix = (value) => walk.rows.map((row, place) =>
+    Array.from({ length: walk.heads }, (_, index) => (index < row.units ? value(walk.starts[place] + index) : null)));
+  const places = (heads) => ({ x: heads.map(indexOf), y: heads.map((head) => middle(rowOf(head))) });
 
   function show(number) {
     fill(number);
@@ -163,13 +163,14 @@
     say("now-heads", walk.gone[step]);
     say("now-quality", walk.quality[step].toFixed(4));
     say("now-parameters", walk.parameters[step].toLocaleString("en"));
-    say("now-size", (walk.parameters[step] * walk.bytes / MEGABYTE).toFixed(2));
+    say("now-size-name", `MB (${walk.precision})`);
+    say("now-size", (walk.bytes[step] / MEGABYTE).toFixed(2));
     say("now-removed", removed.map((head) => walk.names[head]).join(", ") || "nothing");
     say("take-step", step);
     say("take", `gnorm prune --from-run ${walk.folder} --at-step ${step} --out ${walk.out}${step}`);
     say("scores-caption", !walk.scored ? "This run has no scores yet."
       : !walk.scores ? "The scores of this run would make the page too large; they are in its journal."
-      : `${step ? "The scores that this step chose by" : "The scores of the unpruned model"}${walk.scores.logs ? ", as powers of ten" : ""}.`);
+      : `${step ? "The scores by which this step was chosen" : "The scores of the unpruned model"}${walk.scores.logs ? ", as powers of ten" : ""}.`);
     if (cell !== null) say("cell", story(cell));
     history.replaceState(null, "", `#step=${step}${content.walks.length > 1 ? `&run=${walk.index}` : ""}`);
     document.body.dataset.step = step;
@@ -202,9 +203,9 @@
     const move = moves[event.key];
     if (!move) return;
     event.preventDefault();
-    const [down, across] = cell === null ? [0, 0] : [siteOf(cell) + move[0], indexOf(cell) + move[1]];
-    const site = Math.min(Math.max(down, 0), walk.count - 1);
-    cell = walk.starts[site] + Math.min(Math.max(across, 0), walk.sites[site].units - 1);
+    const [down, across] = cell === null ? [0, 0] : [rowOf(cell) + move[0], indexOf(cell) + move[1]];
+    const row = Math.min(Math.max(down, 0), walk.rows.length - 1);
+    cell = walk.starts[row] + Math.min(Math.max(across, 0), walk.rows[row].units - 1);
     show(step);
   };
   document.addEventListener("keydown", (event) => {

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
-from conftest import tiny_batch, tiny_model
+import torch
+from conftest import LABEL_NAMES, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli.app import main
+from greedy_gnorm.model.sites import Site
+from greedy_gnorm.records.journal import Journal
+from greedy_gnorm.units import Cost
 
-EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments" / "paper"
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments" / "paper"
 
 PAPER = {
     ("bert", 117): """
@@ -54,7 +60,8 @@ PAPER = {
 @pytest.mark.parametrize(("name", "removed"), PAPER)
 def test_the_papers_tables(name, removed, capsys):
     assert main(["table", str(EXPERIMENTS / f"{name}.json"), "--removed", str(removed), "--format", "csv"]) == 0
-    rows = [line.split(",") for line in capsys.readouterr().out.splitlines()[1:]]
+    columns, *rows = [line.split(",") for line in capsys.readouterr().out.splitlines()]
+    assert [columns[3], columns[6]] == ["MB before (float32)", "MB after (float32)"]
     assert rows == [line.split() for line in PAPER[name, removed].strip().splitlines()]
 
 
@@ -125,3 +132,35 @@ def test_a_configuration_that_builds_no_model(size, tmp_path, capsys):
     path.write_text(json.dumps({"model_type": "bert", "hidden_size": 16, **size}))
     assert main(["table", str(path), "--removed", "1"]) == 2
     assert "Error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["pruned", "dense"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_terminal_the_tables_the_card_and_the_page_show_one_size(dtype, form, tmp_path, write_rows, capsys):
+    name = str(dtype).removeprefix("torch.")
+    tiny_model("bert", dtype=dtype, vocab_size=20_000, **LABEL_NAMES).save_pretrained(tmp_path / "half")
+    tiny_tokenizer().save_pretrained(tmp_path / "half")
+    run, data = str(tmp_path / "run"), str(write_rows(tiny_rows()))
+    command = ["prune", str(tmp_path / "half"), "--data", data, "--out", run, "--stop", "heads=9", "--no-latency"]
+    assert main([*command, "--samples", "9", "--format", form]) == 0
+    (size,) = re.findall(rf"MB \({name}\) +(\S+) +(\S+)", capsys.readouterr().out)
+    assert main(["table", run, "--format", "csv"]) == 0
+    table = capsys.readouterr().out
+    assert table == (tmp_path / "run" / "tables" / "parameters.csv").read_text()
+    (whole,) = (row for row in csv.DictReader(table.splitlines()) if row["Layer"] == "Model")
+    assert (whole[f"MB before ({name})"], whole[f"MB after ({name})"]) == size
+    steps = Journal.read(Path(run)).steps
+    assert size == tuple(f"{step.bytes / 2**20:.2f}" for step in (steps[0], steps[9]))
+    assert f"| MB ({name}) | {size[0]} | {size[1]} |" in (tmp_path / "run" / "model" / "README.md").read_text()
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert f"<dt>Size ({name})</dt><dd>{size[1]}<small> MB</small>" in page
+    stored = (tmp_path / "run" / "model" / "model.safetensors").stat().st_size
+    kept = steps[9 if form == "pruned" else 0].bytes
+    assert kept < stored < kept + 20_000, "the size of the file, but for its header"
+
+
+def test_a_number_of_heads_gives_no_table_where_they_differ_in_size(tmp_path, monkeypatch, capsys):
+    tiny_model("bert").config.save_pretrained(tmp_path)
+    monkeypatch.setattr(Site, "unit_cost", lambda site: Cost(100 + site.index))
+    assert main(["table", str(tmp_path), "--removed", "2"]) == 2
+    assert "differ in size" in capsys.readouterr().err
