@@ -28,7 +28,7 @@ EVALUATION = [tiny_batch(rows=7, seed=5), tiny_batch(rows=2, seed=6, longest=6)]
 SMALLER = {"xlm-roberta": {"num_hidden_layers": 2}, "camembert": {"num_hidden_layers": 2}}
 """The same layers as RoBERTa's."""
 WAYS = ["none", "kept-layers", "first-token", "gram", "kept-layers,first-token", "all"]
-SAME_ROWS = pytest.mark.filterwarnings("ignore:.*scoring rows are evaluation rows too")
+SAME_ROWS = pytest.mark.filterwarnings("ignore:.*scoring rows are also evaluation rows")
 
 
 def pruned(model, savings, cache_memory=64, scoring=SCORING, evaluation=EVALUATION, **settings):
