@@ -154,7 +154,7 @@ def test_the_first_token_alone_is_computed_where_the_classifier_reads_nothing_el
     base = model.base_model
     seen: dict[str, torch.Tensor] = {}
     sites = find_sites(model)
-    with passes.narrowed(sites):
+    with passes.first_token_only(sites):
         handle = base.register_forward_hook(lambda module, arguments, output: seen.update(hidden=output[0]))
         narrow = model(**{name: value for name, value in tiny_batch().items() if name != "labels"}).logits
         handle.remove()
