@@ -116,7 +116,7 @@ def test_public_names_are_there():
 def test_a_registry_refuses_duplicates_and_lists_its_choices():
     registry: Registry[int] = Registry("thing")
     registry.add("one", 1)
-    with pytest.raises(ValueError, match="registered already"):
+    with pytest.raises(ValueError, match="already registered"):
         registry.add("one", 2)
     with pytest.raises(greedy_gnorm.GnormError, match=r"Unknown thing 'ones'. Did you mean 'one'\? Choose from: one"):
         registry["ones"]

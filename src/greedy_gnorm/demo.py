@@ -1,4 +1,4 @@
-"""The embedded default: sentences in 20 languages and a small classifier trained on the spot to tell them apart."""
+"""The demo: sentences in 20 languages, and a small classifier trained to tell the languages apart."""
 
 import hashlib
 import importlib.util
@@ -44,7 +44,7 @@ Example = tuple[list[int], int]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything besides the seed that decides what the demo's model becomes."""
+    """Everything besides the seed that determines the demo's model."""
 
     per_language: int = 305
     pieces: int = 6000
@@ -63,7 +63,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class DemoAssets:
-    """Where the demo's model and data lie, and how well the model does on the test split."""
+    """The folders of the demo's model and data, and the model's accuracy on the test split."""
 
     model: Path
     data: Path
@@ -86,16 +86,16 @@ def corpus(per_language: int = Recipe.per_language) -> Sentences:
 def prepare(
     cache: Path | None = None, *, seed: int = 0, say: Callable[[str], None] = print, recipe: Recipe | None = None
 ) -> DemoAssets:
-    """Return the demo's model and data from the cache folder, training and storing them first if they aren't there."""
+    """Return the demo's model and data from the cache folder, training and storing them first if needed."""
     recipe = recipe or Recipe()
     pairs = corpus(recipe.per_language)
     root = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "greedy-gnorm"
     home = root / f"demo-{_fingerprint(pairs, seed, recipe)}"
     if not _complete(home):
         root.mkdir(parents=True, exist_ok=True)
-        # Built beside its place and moved there in one step, so that an interruption leaves nothing half done.
-        with tempfile.TemporaryDirectory(dir=root, prefix=".building-") as workshop:
-            built = Path(workshop) / home.name
+        # Built in a temporary folder and moved in one step, so that an interruption leaves nothing incomplete
+        with tempfile.TemporaryDirectory(dir=root, prefix=".building-") as temporary:
+            built = Path(temporary) / home.name
             _build(built, _split(pairs, seed), seed, recipe, say)
             _move(built, home)
     return _assets(home)
@@ -105,7 +105,7 @@ def _django_folder() -> Path:
     """Find the installed Django without importing it."""
     spec = importlib.util.find_spec("django")
     if spec is None or not spec.submodule_search_locations:
-        raise GnormError("the demo reads its sentences from Django's catalogues: pip install 'greedy-gnorm[demo]'")
+        raise GnormError("The demo reads its sentences from Django's catalogues: pip install 'greedy-gnorm[demo]'")
     return Path(spec.submodule_search_locations[0])
 
 
@@ -140,7 +140,7 @@ def _messages(mo: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _clean(text: str) -> str:
-    """Strip placeholders, mark-up and the empty quotes they leave, and collapse white space."""
+    """Remove placeholders, mark-up and the empty quotes they leave, and collapse white space."""
     for pattern in (MARKUP, PLACEHOLDER, EMPTY_PAIR):
         text = pattern.sub(" ", text)
     return " ".join(text.split())
@@ -152,34 +152,34 @@ def _letters(text: str) -> int:
 
 
 def _split(pairs: Sentences, seed: int) -> list[Row]:
-    """Share each language's sentences out: 70 % train, 15 % validation, 15 % test."""
-    chance = random.Random(seed)
+    """Split each language's sentences: 70 % train, 15 % validation, 15 % test."""
+    rng = random.Random(seed)
     rows: list[Row] = []
     for language in LANGUAGES:
         texts = [text for text, owner in pairs if owner == language]
-        chance.shuffle(texts)
+        rng.shuffle(texts)
         held_out = round(0.15 * len(texts))
         for index, text in enumerate(texts):
             split = "validation" if index < held_out else "test" if index < 2 * held_out else "train"
             rows.append({"text": text, "label": language, "split": split})
-    chance.shuffle(rows)
+    rng.shuffle(rows)
     return rows
 
 
 def _fingerprint(pairs: Sentences, seed: int, recipe: Recipe) -> str:
-    """Name a build by what it is made from."""
+    """A short hash of everything that a build depends on."""
     made_from = json.dumps([pairs, seed, asdict(recipe)], ensure_ascii=False)
     return hashlib.sha256(made_from.encode()).hexdigest()[:12]
 
 
 def _complete(home: Path) -> bool:
-    """Tell whether a cache folder holds everything."""
+    """Whether a cache folder has all files."""
     files = "demo.json", "data.jsonl", "model/config.json", "model/model.safetensors", "model/tokenizer.json"
     return all((home / name).is_file() for name in files)
 
 
 def _move(built: Path, home: Path) -> None:
-    """Put a finished build in its place, unless another process got there first."""
+    """Move a finished build to its place, unless another process was faster."""
     if not _complete(home):
         shutil.rmtree(home, ignore_errors=True)
         try:
@@ -190,7 +190,7 @@ def _move(built: Path, home: Path) -> None:
 
 
 def _assets(home: Path) -> DemoAssets:
-    """Describe a complete cache folder."""
+    """The assets in a complete cache folder."""
     accuracy = json.loads((home / "demo.json").read_text(encoding="utf-8"))["accuracy"]
     return DemoAssets(home / "model", home / "data.jsonl", float(accuracy))
 
@@ -200,7 +200,7 @@ def _build(home: Path, rows: list[Row], seed: int, recipe: Recipe, say: Callable
     say(f"training the demo model: {len(rows)} sentences, {len(LANGUAGES)} languages, {recipe.epochs} epochs")
     tokenizer = _train_tokenizer([row["text"] for row in rows if row["split"] == "train"], recipe)
     examples = {split: _encode(tokenizer, rows, split) for split in ("train", "validation", "test")}
-    # Only the CPU generator is used, and the caller's is put back; a caller's no_grad or inference mode is lifted.
+    # Only the CPU generator is used, and restored afterwards; a caller's no_grad or inference mode is suspended
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.default_generator.manual_seed(seed)
         model = _new_model(len(tokenizer), recipe)
@@ -216,7 +216,7 @@ def _build(home: Path, rows: list[Row], seed: int, recipe: Recipe, say: Callable
 
 
 def _train_tokenizer(texts: list[str], recipe: Recipe) -> PreTrainedTokenizerFast:
-    """Train a Unigram tokenizer with XLM-RoBERTa's special tokens and sentence frame."""
+    """Train a Unigram tokenizer with XLM-RoBERTa's special tokens and template."""
     core = Tokenizer(models.Unigram())
     core.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     core.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -225,7 +225,7 @@ def _train_tokenizer(texts: list[str], recipe: Recipe) -> PreTrainedTokenizerFas
         vocab_size=recipe.pieces, special_tokens=list(SPECIAL.values()), unk_token="<unk>", show_progress=False
     )
     core.train_from_iterator(texts, trainer)
-    core.model = _settled(core)
+    core.model = _deterministic_model(core)
     core.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", BOS_ID), ("</s>", EOS_ID)]
     )
@@ -238,15 +238,15 @@ def _train_tokenizer(texts: list[str], recipe: Recipe) -> PreTrainedTokenizerFas
     )
 
 
-def _settled(core: Tokenizer) -> models.Unigram:
+def _deterministic_model(core: Tokenizer) -> models.Unigram:
     """Rebuild a trained Unigram model so that the same sentences always give the same pieces, scores and ids."""
     vocabulary = json.loads(core.to_str())["model"]["vocab"]
     special, pieces = vocabulary[: len(SPECIAL)], vocabulary[len(SPECIAL) :]
-    # The trainer spaces the scores of characters it had pruned 0.0001 apart, just above the lowest, in random order;
-    # the others carry rounding noise. One floor for the former and rounding for the latter removes both.
+    # The trainer gives the characters it had pruned scores 0.0001 apart, just above the lowest, in random order, and
+    # the other scores have rounding noise: a common floor removes the former, rounding the latter
     floor = min(score for _, score in pieces) + 0.1
-    settled = sorted((-round(max(score, floor), 6), piece) for piece, score in pieces)
-    return models.Unigram([*map(tuple, special), *((piece, -cost) for cost, piece in settled)], unk_id=UNK_ID)
+    ordered = sorted((-round(max(score, floor), 6), piece) for piece, score in pieces)
+    return models.Unigram([*map(tuple, special), *((piece, -cost) for cost, piece in ordered)], unk_id=UNK_ID)
 
 
 def _encode(tokenizer: PreTrainedTokenizerFast, rows: list[Row], split: str) -> list[Example]:
@@ -257,7 +257,7 @@ def _encode(tokenizer: PreTrainedTokenizerFast, rows: list[Row], split: str) -> 
 
 
 def _new_model(pieces: int, recipe: Recipe) -> XLMRobertaForSequenceClassification:
-    """Make the untrained classifier."""
+    """Create the untrained classifier."""
     config = XLMRobertaConfig(
         vocab_size=pieces,
         hidden_size=recipe.hidden,
@@ -266,7 +266,7 @@ def _new_model(pieces: int, recipe: Recipe) -> XLMRobertaForSequenceClassificati
         intermediate_size=recipe.feed_forward,
         hidden_dropout_prob=recipe.dropout,
         attention_probs_dropout_prob=recipe.dropout,
-        max_position_embeddings=recipe.longest + PAD_ID + 1,  # positions are counted from the padding id on
+        max_position_embeddings=recipe.longest + PAD_ID + 1,  # positions start after the padding id
         type_vocab_size=1,
         initializer_range=recipe.initial_spread,
         bos_token_id=BOS_ID,
@@ -284,7 +284,7 @@ def _train(
     model: XLMRobertaForSequenceClassification,
     train: list[Example],
     validation: list[Example],
-    chance: random.Random,
+    rng: random.Random,
     recipe: Recipe,
     say: Callable[[str], None],
 ) -> None:
@@ -295,7 +295,7 @@ def _train(
     for epoch in range(1, recipe.epochs + 1):
         start, total = time.perf_counter(), 0.0
         model.train()
-        for batch in _batches(train, recipe.batch, chance):
+        for batch in _batches(train, recipe.batch, rng):
             loss = model(**_mask(_collate(batch), recipe.masked)).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -308,11 +308,11 @@ def _train(
         say(f"epoch {epoch}: loss {total / len(train):.3f}, validation accuracy {accuracy:.4f}, {seconds:.1f} s")
 
 
-def _batches(examples: list[Example], size: int, chance: random.Random) -> list[list[Example]]:
-    """Cut shuffled examples into batches of similar length, so that little is spent on padding."""
-    order = sorted(examples, key=lambda example: len(example[0]) + chance.uniform(-3, 3))
+def _batches(examples: list[Example], size: int, rng: random.Random) -> list[list[Example]]:
+    """Group examples into shuffled batches of similar length, which need little padding."""
+    order = sorted(examples, key=lambda example: len(example[0]) + rng.uniform(-3, 3))
     batches = [order[start : start + size] for start in range(0, len(order), size)]
-    chance.shuffle(batches)
+    rng.shuffle(batches)
     return batches
 
 
@@ -324,7 +324,7 @@ def _collate(batch: list[Example]) -> dict[str, torch.Tensor]:
 
 
 def _mask(arguments: dict[str, torch.Tensor], share: float) -> dict[str, torch.Tensor]:
-    """Hide a random share of the pieces, so that no label hangs on a few words learnt by heart."""
+    """Mask a random share of the tokens, so that the model does not depend on a few memorised words."""
     ids = arguments["input_ids"]
     hidden = (torch.rand(ids.shape) < share) & (ids >= len(SPECIAL))
     return arguments | {"input_ids": ids.masked_fill(hidden, MASK_ID)}
@@ -332,7 +332,7 @@ def _mask(arguments: dict[str, torch.Tensor], share: float) -> dict[str, torch.T
 
 @torch.no_grad()
 def _accuracy(model: XLMRobertaForSequenceClassification, examples: list[Example]) -> float:
-    """Measure the share of examples labelled right, leaving the model in evaluation mode."""
+    """The share of correctly labelled examples; leaves the model in evaluation mode."""
     model.train(False)
     right = 0
     for start in range(0, len(examples), 128):

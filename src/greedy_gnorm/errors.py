@@ -1,4 +1,4 @@
-"""Errors that a user can act on: one clear message each, shown without a traceback on the command line."""
+"""Errors that users can fix; the command line shows the message without a traceback."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ INTERRUPTED = 130
 
 
 class GnormError(Exception):
-    """Something in the request can't be done; the message says what was wrong and what to do."""
+    """A request can't be carried out; the message says why and what to do about it."""
 
 
 class UnsupportedModel(GnormError):
-    """The model's attention can't be found, cut or scored."""
+    """The model is of a kind that can't be scored or cut."""
 
 
 class DataError(GnormError):
@@ -21,7 +21,7 @@ class DataError(GnormError):
 
 
 class NonFiniteScore(GnormError):
-    """A score came out NaN or infinite."""
+    """A score or a measure of quality is NaN or infinite."""
 
 
 class ProcessGone(GnormError):
@@ -37,13 +37,13 @@ class RunFolderError(GnormError):
 
 
 class Interrupted(Exception):
-    """Ctrl-C during a run whose journal is safe; `record` is the first file that it writes."""
+    """The run was interrupted and its journal is intact; `record` is the first file that the run writes."""
 
     def __init__(self, record: Path) -> None:
-        begun, folder = record.exists(), record.parent
-        how = (
-            f"The steps so far are in {folder}; go on with the same command, --out {folder} and --resume."
-            if begun
+        folder = record.parent
+        state = (
+            f"The steps so far are in {folder}; to continue, run the same command with --out {folder} --resume."
+            if record.exists()
             else "Nothing was written."
         )
-        super().__init__(f"Interrupted. {how}")
+        super().__init__(f"Interrupted. {state}")

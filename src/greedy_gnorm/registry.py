@@ -1,4 +1,4 @@
-"""Named choices: one place for each kind of extension, duplicates refused, the choices listed in the error."""
+"""A registry for each kind of extension: it refuses duplicates and lists its names when one is unknown."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Items of one kind (scores, objectives, ...) by name, in the order they were added."""
+    """Items of one kind (scores, objectives, ...) by name, in the order of registration."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._items: dict[str, T] = {}
 
     def add(self, name: str, item: T) -> T:
-        """Register an item; a name can be taken once."""
+        """Register an item under a name that is not taken."""
         if name in self._items:
-            raise ValueError(f"the {self.kind} {name!r} is registered already")
+            raise ValueError(f"the {self.kind} {name!r} is already registered")
         self._items[name] = item
         return item
 

@@ -1,4 +1,4 @@
-"""The nouns of a run: which units there are, what they scored, what each step did. No torch in here."""
+"""The basic types of a run: units, their scores, quality, cost and steps. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Matrix = NDArray[np.float64]
 
 ATTENTION, FFN = "attention", "ffn"
 UNIT_WORDS = {ATTENTION: "head", FFN: "neuron"}
-"""What a unit of each kind of site is called."""
+"""The name of a unit, by the kind of its site."""
 
 
 class Unit(NamedTuple):
-    """What can be removed: a head or a neuron of one site; `index` counts in the original, unpruned model."""
+    """A head or a neuron that can be removed from a site; `index` is its number in the unpruned model."""
 
     site: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which is not used
 
     def __str__(self) -> str:
         return f"L{self.site}·H{self.index}"
@@ -30,7 +30,7 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True)
 class SiteInfo:
-    """What a record says of a site: the module, its kind, its layer, its units, and how many layers share it."""
+    """The description of a site in records: its module, kind, layer and units, and how often it is applied."""
 
     name: str
     kind: str
@@ -63,10 +63,10 @@ def _initial(site: SiteInfo) -> str:
 
 @dataclass(frozen=True)
 class Scores:
-    """A score per unit: one vector for each site, NaN where a unit is gone. Sites may have different numbers of units.
+    """A score for each unit: one vector per site, NaN for removed units. Sites may differ in their number of units.
 
-    `logs` orders the units where it is given: a product of small norms can underflow, its logarithm can't.
-    `parts` are the numbers that the score was made of, such as the norms of the Q, K and V gradients.
+    Units are ordered by `logs` if it is given: a product of small norms can underflow, its logarithm can't.
+    `parts` are the numbers that make up the score, such as the norms of the Q, K and V gradients.
     """
 
     vectors: Sequence[Vector]
@@ -75,20 +75,20 @@ class Scores:
 
     @property
     def keys(self) -> Sequence[Vector]:
-        """What units are ordered by, a vector for each site."""
+        """The values by which units are ordered, one vector per site."""
         return self.vectors if self.logs is None else self.logs
 
     def key(self, unit: Unit) -> float:
-        """What one unit is ordered by."""
+        """The value by which a unit is ordered."""
         return float(self.keys[unit.site][unit.index])
 
     @property
     def values(self) -> Matrix:
-        """The scores as a matrix, sites x units; NaN also where a site has fewer units than the largest."""
+        """The scores as a matrix (sites x units), padded with NaN where a site has fewer units than the largest."""
         return as_matrix(self.vectors)
 
     def units(self) -> list[Unit]:
-        """The units that have a score, by (site, index)."""
+        """The units that have a score, sorted by (site, index)."""
         return [
             Unit(site, int(index))
             for site, vector in enumerate(self.vectors)
@@ -96,26 +96,26 @@ class Scores:
         ]
 
     def order(self, *, highest_first: bool = False) -> list[Unit]:
-        """The scored units, first to be removed first; ties go by (site, index)."""
+        """The scored units in the order of removal; ties are broken by (site, index)."""
         sign = -1.0 if highest_first else 1.0
         return sorted(self.units(), key=lambda unit: (sign * self.key(unit), unit))
 
     def without(self, units: Iterable[Unit]) -> Scores:
-        """The same scores with these units marked as gone."""
-        gone = list(units)
+        """A copy of the scores with these units marked as removed."""
+        removed = list(units)
 
-        def marked(vectors: Sequence[Vector]) -> list[Vector]:
+        def mark(vectors: Sequence[Vector]) -> list[Vector]:
             vectors = [vector.copy() for vector in vectors]
-            for unit in gone:
+            for unit in removed:
                 vectors[unit.site][unit.index] = np.nan
             return vectors
 
-        logs = None if self.logs is None else marked(self.logs)
-        return Scores(marked(self.vectors), logs, {name: marked(part) for name, part in self.parts.items()})
+        logs = None if self.logs is None else mark(self.logs)
+        return Scores(mark(self.vectors), logs, {name: mark(part) for name, part in self.parts.items()})
 
 
 def as_matrix(vectors: Sequence[Vector]) -> Matrix:
-    """Vectors as the rows of one matrix, the shorter ones filled up with NaN."""
+    """Stack vectors as the rows of a matrix, padding the shorter ones with NaN."""
     matrix = np.full((len(vectors), max(map(len, vectors))), np.nan)
     for row, vector in zip(matrix, vectors, strict=True):
         row[: len(vector)] = vector
@@ -124,24 +124,24 @@ def as_matrix(vectors: Sequence[Vector]) -> Matrix:
 
 @dataclass(frozen=True)
 class Measure:
-    """The measure of quality that rules and curves follow, its direction, and its largest value if it has one."""
+    """The measure of quality that rules and curves use, its direction, and its largest value if it has one."""
 
     name: str
     higher_is_better: bool = True
     largest: float | None = None
 
     def of(self, step: Step) -> float:
-        """Its value after a step."""
+        """The value after a step."""
         return step.quality[self.name]
 
     def worth(self, value: float) -> float:
-        """The value with a sign such that more is better."""
+        """The value, negated where lower is better, so that more is always better."""
         return value if self.higher_is_better else -value
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model or one of its units costs: size, work for one row, measured time; None where it is not known."""
+    """The cost of a model or a unit: size, multiplications for one row, measured time; None where it is unknown."""
 
     parameters: int
     bytes: int | None = None
@@ -149,20 +149,20 @@ class Cost:
     milliseconds: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What is known."""
+        """The entries that are known."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Cost:
-        """The cost among the other entries of a journal's line."""
+        """Read the cost from a line of a journal."""
         return cls(**{name: content[name] for name in cls.__dataclass_fields__ if name in content})
 
 
 @dataclass(frozen=True)
 class Step:
-    """One turn of the loop: what was scored, what was removed for it, the quality and the cost after it.
+    """One iteration of the loop: the scores, the units removed, and the quality and cost afterwards.
 
-    `stop` is the reason for ending the run, on the last step only.
+    `stop` is the reason why the run ended; only the last step has one.
     """
 
     step: int
@@ -179,7 +179,7 @@ class Step:
 
     @property
     def bytes(self) -> int:
-        """The weights' bytes as they are stored."""
+        """The size of the weights as they are stored."""
         assert self.cost.bytes is not None
         return self.cost.bytes
 
@@ -200,7 +200,7 @@ class Step:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Step:
-        """The step that `to_json` wrote; KeyError, TypeError or ValueError where it is not one."""
+        """Read what `to_json` wrote; raises KeyError, TypeError or ValueError for anything else."""
         scores = None
         if line["scores"] is not None:
             logs = vectors_from_json(line["log_scores"]) if "log_scores" in line else None
@@ -217,12 +217,12 @@ class Step:
 
 
 def removed_by(steps: Iterable[Step]) -> list[Unit]:
-    """All units that these steps removed, in the order they went."""
+    """All units that these steps removed, in the order of removal."""
     return [unit for step in steps for unit in step.removed]
 
 
 def by_site(units: Iterable[Unit]) -> dict[int, list[int]]:
-    """Unit numbers by site, both ascending."""
+    """Group unit numbers by site, both in ascending order."""
     groups: dict[int, list[int]] = {}
     for unit in sorted(units):
         groups.setdefault(unit.site, []).append(unit.index)
@@ -231,7 +231,7 @@ def by_site(units: Iterable[Unit]) -> dict[int, list[int]]:
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds for one batch before and after: the median, and the middle half of the times around it."""
+    """Milliseconds for one batch before and after pruning: the median and the quartiles around it."""
 
     runtime: str
     batch: int
@@ -242,11 +242,11 @@ class Latency:
     before_spread: tuple[float, float]
     after_ms: float
     after_spread: tuple[float, float]
-    promised: float | None = None  # the speed-up that the saved multiplications promise
+    promised: float | None = None  # the speed-up expected from the multiplications saved
 
     @property
     def speed_up(self) -> float:
-        """How many times faster."""
+        """The time before divided by the time after."""
         return self.before_ms / self.after_ms
 
     def to_json(self) -> dict[str, Any]:
@@ -260,22 +260,22 @@ class Latency:
 
 
 def number_to_json(value: float) -> float | str | None:
-    """JSON has no NaN and no infinity: null and a word stand for them."""
+    """Write NaN as null and infinities as strings, because JSON has neither."""
     if math.isnan(value):
         return None
     return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
 
 
 def number_from_json(value: float | str | None) -> float:
-    """The number that `number_to_json` wrote."""
+    """Read what `number_to_json` wrote."""
     return math.nan if value is None else float(value)
 
 
 def vectors_to_json(vectors: Sequence[Vector]) -> list[list[float | str | None]]:
-    """Vectors as lists, exact to the last bit."""
+    """Write vectors as lists of numbers, exact to the last bit."""
     return [[number_to_json(value) for value in vector.tolist()] for vector in vectors]
 
 
 def vectors_from_json(rows: list[list[float | str | None]]) -> list[Vector]:
-    """The vectors that `vectors_to_json` wrote."""
+    """Read what `vectors_to_json` wrote."""
     return [np.array([number_from_json(value) for value in row], dtype=np.float64) for row in rows]

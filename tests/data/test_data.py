@@ -79,7 +79,7 @@ def test_a_data_set_that_was_saved_to_disk(tmp_path):
 def test_a_folder_of_split_files(tmp_path):
     for name, count in (("train", 30), ("dev", 12), ("test", 9)):
         write(tmp_path / f"{name}.csv", tiny_rows(count))
-    with pytest.warns(UserWarning, match="9 of 12 scoring rows are evaluation rows too"):
+    with pytest.warns(UserWarning, match="9 of 12 scoring rows are also evaluation rows"):
         scoring, evaluation = both(tmp_path)
     assert (scoring.rows, evaluation.rows) == (12, 9)
 
@@ -209,7 +209,7 @@ def test_long_texts_are_cut_counted_and_told(caplog):
     with caplog.at_level(logging.INFO, logger="greedy_gnorm"):
         batches = scoring_batches(MODEL, TOKENIZER, rows, Settings())
     assert batches.truncated == 1
-    assert "1 of 11 scoring rows are longer than the model's 48 tokens and were cut" in caplog.text
+    assert "1 of 11 scoring rows are longer than the model's 48 tokens and were truncated" in caplog.text
     assert max(batch.inputs["input_ids"].shape[1] for batch in batches) == 48
 
 
@@ -260,7 +260,7 @@ def test_regression():
     logits, truth = predictions(find_sites(model), evaluation)
     assert quality["loss"] == pytest.approx(float((logits[:, 0].double() - truth).square().mean()), rel=1e-6)
     assert gg.score(model, rows, tokenizer=TOKENIZER, objective="loss").values.shape == (3, 4)
-    with pytest.raises(gg.DataError, match="regression: its labels must be numbers"):
+    with pytest.raises(gg.DataError, match="regression: labels must be numbers"):
         both(tiny_rows(9), model=model)
 
 
@@ -279,7 +279,7 @@ def test_several_labels_a_row():
     assert torch.equal(
         predictions(find_sites(model), both(hot, model=model)[1])[1], predictions(find_sites(model), evaluation)[1]
     )
-    with pytest.raises(gg.DataError, match="several labels a row"):
+    with pytest.raises(gg.DataError, match="several labels per row"):
         both(tiny_rows(9), model=model)
 
 
@@ -294,7 +294,7 @@ def test_ready_batches():
     scoring, evaluation = both([tiny_batch(seed=1)], [tiny_batch(seed=2)])
     assert (scoring.rows, evaluation.rows) == (5, 5)
     assert scoring.fingerprint != evaluation.fingerprint
-    with pytest.raises(gg.DataError, match="can't be divided"):
+    with pytest.raises(gg.DataError, match="can't be split"):
         both([tiny_batch()])
     with pytest.raises(gg.DataError, match="input_ids of shape"):
         gg.score(MODEL, [{"input_ids": torch.zeros(3)}])
@@ -311,7 +311,7 @@ def nan_text(rows):
         ("rows.jsonl", "", "is empty"),
         ("rows.csv", "text,label\n", "no rows"),
         ("rows.jsonl", "{broken", "Can't read"),
-        ("rows.txt", "good", "not one of the kinds"),
+        ("rows.txt", "good", "not a supported kind"),
         ("rows.csv", "words,label\ngood,pos\n", "Which column is the text"),
         ("rows.csv", "text,kind\ngood,pos\nbad,neg\n", "Which column is the label"),
         ("rows.csv", "text,label\ngood,pos\n,neg\nbad,neg\n", "1 rows have no text in 'text' .*row 1"),
@@ -320,8 +320,8 @@ def nan_text(rows):
         ("rows.csv", "text,label\ngood,pos\nbad,\n", "have no 'label'.*row 1"),
         ("rows.csv", "text,label\n1,pos\n2,neg\n", "holds int, not text"),
         ("rows.csv", "text,label\ngood,pos\nbad,pos\nfun,pos\ndull,pos\n", "same label"),
-        ("rows.csv", "text,label\ngood,pos\n", "can't be divided"),
-        ("rows.csv", "text,label,split\ngood,pos,train\nbad,neg,fold1\n", "name no split: fold1"),
+        ("rows.csv", "text,label\ngood,pos\n", "can't be split"),
+        ("rows.csv", "text,label,split\ngood,pos,train\nbad,neg,fold1\n", "unknown values: fold1"),
     ],
 )
 def test_bad_files(name, content, message, tmp_path):
@@ -334,11 +334,11 @@ def test_bad_files(name, content, message, tmp_path):
 def test_bad_places(tmp_path):
     with pytest.raises(gg.DataError, match="no file or folder"):
         both(tmp_path / "nothing.csv")
-    with pytest.raises(gg.DataError, match="holds no file"):
+    with pytest.raises(gg.DataError, match="has no file of a supported kind"):
         both(tmp_path)
     with pytest.raises(gg.DataError, match="Can't read hub:no/such"):
         both("hub:no/such")
-    with pytest.raises(gg.DataError, match="written hub:NAME"):
+    with pytest.raises(gg.DataError, match="as hub:NAME"):
         both("hub:a:b:c:d")
     with pytest.raises(gg.DataError, match="not int"):
         both(3)
@@ -421,13 +421,13 @@ def test_ready_batches_that_overlap_or_have_one_class():
         both([tiny_batch()], [{**tiny_batch(seed=4), "labels": torch.ones(5, dtype=torch.long)}])
     batch = tiny_batch(seed=4)
     batch.pop("labels")
-    with pytest.raises(gg.DataError, match="needs labels"):
+    with pytest.raises(gg.DataError, match="requires labels"):
         both([tiny_batch()], [batch])
 
 
 def test_a_tokenizer_that_is_not_the_models():
     model = tiny_model("bert", vocab_size=8, **LABEL_NAMES)
-    with pytest.raises(gg.DataError, match="the model knows 8"):
+    with pytest.raises(gg.DataError, match="the model has 8 embeddings"):
         both(tiny_rows(9), model=model)
 
 

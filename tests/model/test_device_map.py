@@ -47,7 +47,7 @@ def test_a_spread_model_is_scored(folder):
 
 
 def test_what_device_map_can_not_do(folder):
-    with pytest.raises(gg.GnormError, match="device_map needs the model's folder or name"):
+    with pytest.raises(gg.GnormError, match="device_map requires the model's folder or name"):
         gg.prune(
             tiny_model("bert"),
             tiny_rows(30),

@@ -101,11 +101,11 @@ def test_numbers_stay_original_in_later_cuts(family):
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
-        ({0: [1, 1]}, "named twice"),
+        ({0: [1, 1]}, "listed twice"),
         ({9: [0]}, "no layer 9"),
         ({0: [4]}, "no head 4"),
         ({0: [-1]}, "no head -1"),
-        ({1: [0], 0: [2]}, "was removed before"),
+        ({1: [0], 0: [2]}, "is already removed"),
     ],
 )
 def test_a_wrong_removal_is_refused_and_nothing_is_cut(heads, message):

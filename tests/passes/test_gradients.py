@@ -181,7 +181,7 @@ def test_a_nan_stops_with_the_site_and_the_batch_named():
 def test_objectives_that_need_labels_say_so():
     batch = tiny_batch()
     batch.pop("labels")
-    with pytest.raises(gg.DataError, match="needs labels"):
+    with pytest.raises(gg.DataError, match="requires labels"):
         gg.score(tiny_model("bert"), [batch], objective="loss")
 
 

@@ -28,7 +28,7 @@ EVALUATION = [tiny_batch(rows=7, seed=5), tiny_batch(rows=2, seed=6, longest=6)]
 SMALLER = {"xlm-roberta": {"num_hidden_layers": 2}, "camembert": {"num_hidden_layers": 2}}
 """The same layers as RoBERTa's."""
 WAYS = ["none", "kept-layers", "first-token", "gram", "kept-layers,first-token", "all"]
-SAME_ROWS = pytest.mark.filterwarnings("ignore:.*scoring rows are evaluation rows too")
+SAME_ROWS = pytest.mark.filterwarnings("ignore:.*scoring rows are also evaluation rows")
 
 
 def pruned(model, savings, cache_memory=64, scoring=SCORING, evaluation=EVALUATION, **settings):
@@ -154,7 +154,7 @@ def test_the_first_token_alone_is_computed_where_the_classifier_reads_nothing_el
     base = model.base_model
     seen: dict[str, torch.Tensor] = {}
     sites = find_sites(model)
-    with passes.narrowed(sites):
+    with passes.first_token_only(sites):
         handle = base.register_forward_hook(lambda module, arguments, output: seen.update(hidden=output[0]))
         narrow = model(**{name: value for name, value in tiny_batch().items() if name != "labels"}).logits
         handle.remove()

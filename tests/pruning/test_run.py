@@ -149,7 +149,7 @@ def test_a_model_with_one_head():
     assert removed_by(result.steps) == [Unit(0, 0)]
     assert result.solution.step == 0
     gg.remove_heads(model, {0: [0]})
-    with pytest.raises(gg.GnormError, match="no attention head left"):
+    with pytest.raises(gg.GnormError, match="no attention heads left"):
         run(model)
 
 

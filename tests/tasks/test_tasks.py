@@ -87,7 +87,7 @@ def test_no_outputs_are_kept_for_evaluation():
 
 def test_a_model_for_something_else_is_no_classifier():
     model = BertForTokenClassification(tiny_config("bert")).eval()
-    with pytest.raises(gg.UnsupportedModel, match="supported are: single_label_classification"):
+    with pytest.raises(gg.UnsupportedModel, match="supported tasks are: single_label_classification"):
         gg.score(model, [tiny_batch()])
 
 

@@ -1,4 +1,4 @@
 """From files and rows to batches: sources, columns, splits, encoding.
 
-Knows nothing of scores or runs; what labels mean is up to the task that is handed in.
+Nothing in here knows about scores or runs; the task decides what labels mean.
 """

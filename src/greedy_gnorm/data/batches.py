@@ -1,4 +1,4 @@
-"""Batches: tokenised rows, of like length together, the same every time they are walked."""
+"""Batches of tokenised rows of similar length, the same in every iteration."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from greedy_gnorm.errors import DataError
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded rows: the model's keyword arguments, the labels, and which rows of the data they are."""
+    """Padded rows: the model's keyword arguments, the labels, and the row numbers in the data."""
 
     inputs: dict[str, Tensor]
     labels: Tensor | None
     rows: tuple[int, ...]
-    reference: Tensor | None = None  # logits of the unpruned model, for objectives that compare with it
+    reference: Tensor | None = None  # outputs of the unpruned model, for objectives that compare with them
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -40,7 +40,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Batches:
-    """Rows ready for a model: re-iterable, seeded, fingerprinted."""
+    """Batches that can be iterated many times, with a seed and a fingerprint of their rows."""
 
     items: tuple[Batch, ...]
     fingerprint: str
@@ -55,7 +55,7 @@ class Batches:
 
     @property
     def rows(self) -> int:
-        """How many rows there are in all."""
+        """The number of rows in all batches."""
         return sum(len(batch) for batch in self.items)
 
     def to(self, device: torch.device) -> Batches:
@@ -63,25 +63,25 @@ class Batches:
         return replace(self, items=tuple(batch.to(device) for batch in self.items))
 
     def sharing(self, others: Batches) -> Batches:
-        """The same rows in the other's tensors if these are its rows: one pass can then serve both."""
+        """These batches with the tensors of the others if the rows are the same, so that one pass serves both."""
         return replace(self, items=others.items) if self.fingerprint == others.fingerprint else self
 
 
 START_OF_A_BATCH = 64
-"""What a batch costs besides its tokens, counted in tokens: reading the weights, calling the operations."""
+"""The fixed cost of a batch in tokens: reading the weights, calling the operations."""
 
 
 def bucketed(lengths: Sequence[int], tokens_per_batch: int, start: int = START_OF_A_BATCH) -> list[list[int]]:
-    """Row numbers in groups of like length, longest first, whose padded size stays within the budget.
+    """Group row numbers by length, longest first, so that no group exceeds the budget when padded.
 
-    Of all divisions of the sorted rows it is the one with the fewest padded tokens, each group's start counted too.
+    Of all ways to cut the sorted rows into groups, this one has the lowest cost in padded tokens and fixed costs.
     """
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     sizes = np.array([lengths[row] for row in order])
-    costs = np.zeros(len(order) + 1)  # costs[n]: the best division of the first n rows
-    begins = np.zeros(len(order) + 1, dtype=int)  # where its last group begins
+    costs = np.zeros(len(order) + 1)  # costs[n]: the lowest cost of the first n rows
+    begins = np.zeros(len(order) + 1, dtype=int)  # where the last group of that solution begins
     for end in range(1, len(order) + 1):
-        # A group's padded size is its rows times its first, longest one; a row over the budget is a group alone
+        # A group is padded to its first row, the longest; a row that exceeds the budget is a group of its own
         least = max(0, end - max(1, tokens_per_batch // max(1, int(sizes[end - 1]))))
         candidates = np.arange(least, end)
         padded_sizes = (end - candidates) * sizes[candidates]
@@ -98,7 +98,7 @@ def bucketed(lengths: Sequence[int], tokens_per_batch: int, start: int = START_O
 
 
 def padded(rows: Sequence[Mapping[str, Sequence[int]]], padding: Mapping[str, int]) -> dict[str, Tensor]:
-    """Tokenised rows as tensors of one length, filled up on the right."""
+    """Pad tokenised rows on the right to tensors of equal length."""
     width = max(len(row["input_ids"]) for row in rows)
     return {
         name: torch.tensor([[*row[name], *[fill] * (width - len(row[name]))] for row in rows])
@@ -107,14 +107,14 @@ def padded(rows: Sequence[Mapping[str, Sequence[int]]], padding: Mapping[str, in
 
 
 def ready_batches(items: Sequence[Mapping[str, Any]], *, seed: int = 0) -> Batches:
-    """Batches from dicts of tensors (input_ids, attention_mask, labels, ...) that the caller made."""
+    """Batches from the caller's own dicts of tensors (input_ids, attention_mask, labels, ...)."""
     batches: list[Batch] = []
     digest = hashlib.sha256()
     start = 0
     for number, item in enumerate(items):
         tensors = {name: torch.as_tensor(value) for name, value in item.items()}
         if "input_ids" not in tensors or tensors["input_ids"].ndim != 2:
-            raise DataError(f"Batch {number} needs input_ids of shape (rows, tokens).")
+            raise DataError(f"Batch {number} must have input_ids of shape (rows, tokens).")
         for name in sorted(tensors):
             tensor = tensors[name].detach().cpu()
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -124,5 +124,5 @@ def ready_batches(items: Sequence[Mapping[str, Any]], *, seed: int = 0) -> Batch
         batches.append(Batch(tensors, labels, tuple(range(start, start + count))))
         start += count
     if not batches:
-        raise DataError("There are no batches to work on.")
+        raise DataError("The list of batches is empty.")
     return Batches(tuple(batches), digest.hexdigest()[:16], seed)

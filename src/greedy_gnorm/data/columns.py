@@ -1,4 +1,4 @@
-"""Which column of a table is the text, the second text, the label; and what the columns hold."""
+"""Finding and reading the columns of text, second text and label."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Columns(NamedTuple):
 
 
 class LabelColumn(NamedTuple):
-    """The labels of one split as the data writes them.
+    """The labels of one split as they are written in the data.
 
-    `names` are those of a data set's ClassLabel, where the values are numbers behind names. Labels of a split that is
-    not `used` only help to decide how the others are meant.
+    `names` are the names of the classes if the data set has a ClassLabel feature, whose values are numbers. Labels of a
+    split that is not `used` only help to interpret the others.
     """
 
     values: list[Any]
@@ -57,29 +57,29 @@ class LabelColumn(NamedTuple):
 
 
 def find_columns(table: datasets.Dataset, settings: Settings) -> Columns:
-    """The columns the user named, else those with a usual name."""
-    there = list(table.column_names)
+    """The columns given by the user, else those with a common name."""
+    present = list(table.column_names)
     for option, name in (("--text", settings.text), ("--text-pair", settings.text_pair), ("--label", settings.label)):
-        if name is not None and name not in there:
-            raise DataError(f"There is no column {name!r} ({option}). Columns: {', '.join(there)}.")
+        if name is not None and name not in present:
+            raise DataError(f"There is no column {name!r} ({option}). Columns: {', '.join(present)}.")
     label = label_column_name(table, settings)
     if settings.text is not None:
         return Columns(settings.text, settings.text_pair, label)
-    text, pair = next((both for both in PAIRS if set(both) <= set(there)), (None, None))
-    text = text or next((name for name in TEXTS if name in there), None)
+    text, pair = next((both for both in PAIRS if set(both) <= set(present)), (None, None))
+    text = text or next((name for name in TEXTS if name in present), None)
     if text is None:
-        raise DataError(f"Which column is the text? Name it with --text. Columns: {', '.join(there)}.")
+        raise DataError(f"Which column is the text? Give its name with --text. Columns: {', '.join(present)}.")
     return Columns(text, settings.text_pair or pair, label)
 
 
 def label_column_name(table: datasets.Dataset, settings: Settings) -> str | None:
-    """The column of the label, if there is one."""
-    name = settings.label or next((usual for usual in LABELS if usual in table.column_names), None)
+    """The name of the label column, if there is one."""
+    name = settings.label or next((common for common in LABELS if common in table.column_names), None)
     return name if name in table.column_names else None
 
 
 def read_texts(table: datasets.Dataset, column: str) -> list[str]:
-    """A column of text; rows without text, or with something else, are refused."""
+    """Read a column of text; empty rows and values of other types are refused."""
     values = list(table[column])
     missing = [row for row, value in enumerate(values) if is_missing(value)]
     if missing:
@@ -91,7 +91,7 @@ def read_texts(table: datasets.Dataset, column: str) -> list[str]:
 
 
 def read_labels(table: datasets.Dataset, column: str, split: str) -> LabelColumn:
-    """A column of labels for rows that need one each."""
+    """Read the labels of a split in which every row must have one."""
     values = list(table[column])
     missing = [row for row, value in enumerate(values) if is_missing(value)]
     if missing:
@@ -100,7 +100,7 @@ def read_labels(table: datasets.Dataset, column: str, split: str) -> LabelColumn
 
 
 def other_labels(table: datasets.Dataset, settings: Settings) -> LabelColumn | None:
-    """The labels of a split that is not used, where it has any."""
+    """Read the labels of a split that is not used, if it has any."""
     column = label_column_name(table, settings)
     if column is None:
         return None
@@ -109,14 +109,14 @@ def other_labels(table: datasets.Dataset, settings: Settings) -> LabelColumn | N
 
 
 def has_labels(table: datasets.Dataset, settings: Settings) -> bool:
-    """Whether any row has a label: some data sets leave out those of their test split, or write -1."""
+    """Whether any row has a label; some data sets hide those of the test split, or write -1."""
     column = label_column_name(table, settings)
     return column is not None and not all(value == -1 or is_missing(value) for value in table[column])
 
 
 def _class_names(table: datasets.Dataset, column: str) -> Sequence[str] | None:
     feature = table.features[column]
-    return getattr(getattr(feature, "feature", feature), "names", None)  # of a list of classes, or of a class
+    return getattr(getattr(feature, "feature", feature), "names", None)  # a list of classes, or a class
 
 
 def is_missing(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Rows of text as batches of tokens."""
+"""Turning rows of text into batches of tokens."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ log = logging.getLogger("greedy_gnorm")
 
 
 def encode(rows: Sequence[Row], model: nn.Module, tokenizer: Any, settings: Settings, what: str = "scoring") -> Batches:
-    """Tokenise once, cut what is too long (and say so), put rows of like length together."""
+    """Tokenise rows, truncate those that are too long (and log it), and group rows of similar length."""
     if tokenizer is None:
-        raise DataError("Rows of text need a tokenizer.")
+        raise DataError("Rows of text require a tokenizer.")
     limit = longest_input(model, tokenizer)
-    tokenised, truncated = _tokenised(rows, tokenizer, limit)
+    tokenised, truncated = _tokenise(rows, tokenizer, limit)
     if truncated:
-        log.info(
-            "%d of %d %s rows are longer than the model's %d tokens and were cut", truncated, len(rows), what, limit
-        )
+        text = "%d of %d %s rows are longer than the model's %d tokens and were truncated"
+        log.info(text, truncated, len(rows), what, limit)
     fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0}
     if fill["input_ids"] is None:
         raise DataError("The tokenizer has no padding token.")
@@ -39,8 +38,10 @@ def encode(rows: Sequence[Row], model: nn.Module, tokenizer: Any, settings: Sett
     embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
     largest = max(max(row["input_ids"]) for row in tokenised)
     if largest >= embeddings.num_embeddings:
-        known = embeddings.num_embeddings
-        raise DataError(f"The tokenizer gives token {largest}, and the model knows {known}: is it the model's own?")
+        raise DataError(
+            f"The tokenizer gives token {largest}, but the model has {embeddings.num_embeddings} embeddings: use the "
+            f"model's own tokenizer."
+        )
     padding = {name: value for name, value in fill.items() if name in tokenised[0] and name in accepted}
     labels = None if any(row.label is None for row in rows) else torch.tensor([row.label for row in rows])
     items = []
@@ -50,8 +51,8 @@ def encode(rows: Sequence[Row], model: nn.Module, tokenizer: Any, settings: Sett
     return Batches(tuple(items), fingerprint(rows, tokenised), settings.seed, truncated)
 
 
-def _tokenised(rows: Sequence[Row], tokenizer: Any, limit: int) -> tuple[list[dict[str, list[int]]], int]:
-    """Token ids and masks of each row, and how many rows had to be cut."""
+def _tokenise(rows: Sequence[Row], tokenizer: Any, limit: int) -> tuple[list[dict[str, list[int]]], int]:
+    """Token ids and masks of each row, and how many rows were truncated."""
 
     def call(some: Sequence[Row], **options: Any) -> list[dict[str, list[int]]]:
         pairs = None if some[0].pair is None else [row.pair for row in some]
@@ -68,18 +69,18 @@ def _tokenised(rows: Sequence[Row], tokenizer: Any, limit: int) -> tuple[list[di
 
 
 def longest_input(model: nn.Module, tokenizer: Any) -> int:
-    """How many tokens model and tokenizer take."""
+    """The largest number of tokens that the model and the tokenizer accept."""
     return min(longest_sentence(model), int(tokenizer.model_max_length))
 
 
 def longest_sentence(model: nn.Module) -> int:
-    """How many tokens the model takes."""
+    """The largest number of tokens that the model accepts."""
     positions: Any = next(module for name, module in model.named_modules() if name.endswith("position_embeddings"))
-    # RoBERTa's positions start behind the padding token's
+    # RoBERTa's positions start after that of the padding token
     start = 0 if positions.padding_idx is None else positions.padding_idx + 1
     return int(positions.num_embeddings) - start
 
 
 def fingerprint(rows: Sequence[Row], tokenised: Sequence[Mapping[str, Sequence[int]]]) -> str:
-    """A short hash of texts, labels and tokens in their order."""
+    """A short hash of the texts, labels and tokens in their order."""
     return hashlib.sha256(json.dumps([rows, tokenised]).encode()).hexdigest()[:16]

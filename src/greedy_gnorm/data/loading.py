@@ -1,4 +1,4 @@
-"""From what the user gives as data to batches for scoring and for evaluation."""
+"""Loading the user's data as batches for scoring and for evaluation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from greedy_gnorm.data.columns import (
 from greedy_gnorm.data.encoding import encode
 from greedy_gnorm.data.rows import Label, Row
 from greedy_gnorm.data.sources import WHOLE, Splits, read_splits
-from greedy_gnorm.data.splits import divided, sampled, warn_of_overlap
+from greedy_gnorm.data.splits import sampled, split_rows, warn_of_overlap
 from greedy_gnorm.errors import DataError
 from greedy_gnorm.settings import Settings
 
@@ -29,21 +29,21 @@ log = logging.getLogger("greedy_gnorm")
 
 
 class LabelTask(Protocol):
-    """What loading needs to know of a task."""
+    """The part of a task that loading uses."""
 
     def map_labels(self, columns: Sequence[LabelColumn], settings: Settings) -> list[list[Label]]:
-        """The labels of all columns as the model counts them, by one mapping for all; a list for each column."""
+        """Map the labels of all columns to the model's numbers by a single mapping; returns a list for each column."""
         ...
 
     def check_labels(self, labels: Sequence[Any]) -> None:
-        """Refuse labels on which quality can't be measured."""
+        """Refuse labels for which quality can't be measured."""
         ...
 
 
 def scoring_batches(
     model: nn.Module, tokenizer: Any, task: LabelTask, data: Any, settings: Settings, *, needs_labels: bool = False
 ) -> Batches:
-    """Batches for a score alone: the validation rows where there is such a split, else the training rows, else all."""
+    """Batches for scoring alone, from the validation split if there is one, else the training split, else all rows."""
     if is_ready(data):
         return ready_batches(data, seed=settings.seed)
     splits = read_splits(data)
@@ -64,10 +64,10 @@ def both_batches(
     *,
     needs_labels: bool,
 ) -> tuple[Batches, Batches]:
-    """Batches for scoring and for evaluation, of different rows unless the caller gives the same ones."""
+    """Batches for scoring and for evaluation, without shared rows unless the caller gives the same rows twice."""
     if is_ready(data) or is_ready(eval_data):
         if not is_ready(data) or not is_ready(eval_data):
-            raise DataError("Ready batches can't be divided: give ready batches as data and as eval_data.")
+            raise DataError("Batches can't be split into scoring and evaluation rows: give data and eval_data.")
         scoring, evaluation = (ready_batches(each, seed=settings.seed) for each in (data, eval_data))
         task.check_labels(_ready_labels(evaluation))
         warn_of_overlap(_token_rows(scoring), _token_rows(evaluation))
@@ -84,7 +84,7 @@ def both_batches(
 def both_rows(
     task: LabelTask, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool, draws: int = 1
 ) -> tuple[list[Row], list[Row]]:
-    """Rows to draw scoring samples from, enough for so many draws, and the evaluation rows."""
+    """The rows to draw scoring samples from, enough for this many draws, and the evaluation rows."""
     splits = read_splits(data)
     if eval_data is not None:
         eval_splits = read_splits(eval_data)
@@ -95,7 +95,7 @@ def both_rows(
     elif len(splits := _labelled(splits, settings)) == 1:
         scoring_split = evaluation_split = next(iter(splits))
         (rows,) = _read_rows([(splits, scoring_split, True)], task, settings)
-        scoring, evaluation = divided(rows, settings.samples and draws * settings.samples, settings.seed)
+        scoring, evaluation = split_rows(rows, settings.samples and draws * settings.samples, settings.seed)
     else:
         evaluation_split = _first(splits, "test", "validation", "train")
         others = {name: table for name, table in splits.items() if name != evaluation_split}
@@ -111,7 +111,7 @@ def both_rows(
 
 
 def evaluation_batches(model: nn.Module, tokenizer: Any, task: LabelTask, data: Any, settings: Settings) -> Batches:
-    """Batches of the rows that data gives for evaluation alone."""
+    """Batches for evaluation alone, from the test split if there is one, else the validation split, else all rows."""
     splits = _labelled(read_splits(data), settings)
     split = _first(splits, "test", "validation", WHOLE, "train")
     (rows,) = _read_rows([(splits, split, True)], task, settings)
@@ -121,7 +121,7 @@ def evaluation_batches(model: nn.Module, tokenizer: Any, task: LabelTask, data: 
 
 
 def is_ready(data: Any) -> bool:
-    """Whether the caller gave batches (dicts with input_ids) rather than rows."""
+    """Whether the data is a list of batches (dicts with input_ids) rather than rows."""
     return isinstance(data, list | tuple) and bool(data) and all(hasattr(b, "keys") and "input_ids" in b for b in data)
 
 
@@ -138,12 +138,12 @@ def _labelled(splits: Splits, settings: Settings) -> Splits:
         if has_labels(table, settings):
             labelled[name] = table
         else:
-            log.info("the %s split has no labels; it is left out", name)
+            log.info("the %s split has no labels and is ignored", name)
     return labelled or splits
 
 
 def _read_rows(wanted: Sequence[tuple[Splits, str, bool]], task: LabelTask, settings: Settings) -> list[list[Row]]:
-    """The rows of some splits, each with whether it needs labels; one mapping serves the labels of all of them."""
+    """Read the rows of some splits, given with whether they need labels; all labels are mapped by a single mapping."""
     tables = [splits[split] for splits, split, _ in wanted]
     columns = [find_columns(table, settings) for table in tables]
     texts = [read_texts(table, each.text) for table, each in zip(tables, columns, strict=True)]
@@ -158,7 +158,7 @@ def _read_rows(wanted: Sequence[tuple[Splits, str, bool]], task: LabelTask, sett
 def _read_labels(
     wanted: Sequence[tuple[Splits, str, bool]], names: Sequence[str | None], task: LabelTask, settings: Settings
 ) -> list[Sequence[Label | None]]:
-    """Labels for each of the wanted splits; None for rows that need none and whose labels can't be read."""
+    """Read the labels of each split; None for rows that need no labels and whose labels can't be read."""
     found: list[Sequence[Label | None]] = [[None] * len(splits[split]) for splits, split, _ in wanted]
     columns: dict[int, LabelColumn] = {}
     for place, ((splits, split, needed), name) in enumerate(zip(wanted, names, strict=True)):
@@ -166,8 +166,8 @@ def _read_labels(
             if name is not None:
                 columns[place] = read_labels(splits[split], name, split)
             elif needed:
-                there = ", ".join(splits[split].column_names)
-                raise DataError(f"Which column is the label? Name it with --label. Columns: {there}.")
+                present = ", ".join(splits[split].column_names)
+                raise DataError(f"Which column is the label? Give its name with --label. Columns: {present}.")
         except DataError as error:
             if needed:
                 raise
@@ -205,5 +205,5 @@ def _token_rows(batches: Batches) -> list[tuple[int, ...]]:
 
 def _ready_labels(batches: Batches) -> list[Any]:
     if any(batch.labels is None for batch in batches):
-        raise DataError("Quality needs labels, and these evaluation batches have none.")
+        raise DataError("Measuring quality requires labels, but the evaluation batches have none.")
     return [str(label) for batch in batches if batch.labels is not None for label in batch.labels.tolist()]

@@ -8,7 +8,7 @@ Label = int | float | tuple[float, ...]
 
 
 class Row(NamedTuple):
-    """One sentence or pair, and its label as the model counts it (None where there is none)."""
+    """A sentence or a pair of sentences, and its label as the model's number (None if there is none)."""
 
     text: str
     pair: str | None
@@ -16,5 +16,5 @@ class Row(NamedTuple):
 
     @property
     def words(self) -> tuple[str, str | None]:
-        """What makes two rows the same: the text, whatever the label."""
+        """The text, which decides whether two rows are the same, whatever their labels."""
         return self.text, self.pair

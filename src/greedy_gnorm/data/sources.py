@@ -1,4 +1,4 @@
-"""Where rows come from: files, folders, hub data sets, Python objects -> tables by split, through `datasets`."""
+"""Reading files, folders, hub data sets and Python objects as tables by split, with the `datasets` library."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SPLITS = {
     "evaluation": "test",
 }
 WHOLE = "all rows"
-"""The name of a table that is not divided into splits."""
+"""The name of a table without splits."""
 
 Splits = dict[str, datasets.Dataset]
 
 
 def read_splits(source: Any) -> Splits:
-    """Tables by split: train, validation, test, or `all rows` where nothing says how they are divided."""
+    """Read tables by split: train, validation, test, or `all rows` if the data has no splits."""
     if isinstance(source, str | Path):
         tables = _read_named(str(source))
     elif isinstance(source, datasets.DatasetDict):
@@ -41,7 +41,7 @@ def read_splits(source: Any) -> Splits:
     elif isinstance(source, datasets.Dataset):
         tables = {WHOLE: source}
     elif isinstance(source, Sequence) and all(isinstance(row, Mapping) for row in source):
-        tables = {WHOLE: _built(lambda: datasets.Dataset.from_list([dict(row) for row in source]), "the rows")}
+        tables = {WHOLE: _read_safely(lambda: datasets.Dataset.from_list([dict(row) for row in source]), "the rows")}
     else:
         raise DataError(
             f"Data can be a file, a folder, hub:NAME, a datasets.Dataset, a list of dicts or of batches; "
@@ -59,62 +59,64 @@ def _read_named(source: str) -> Splits:
         return _read_hub(source)
     path = Path(source)
     if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
-        return read_splits(_built(lambda: datasets.load_from_disk(source), source))
+        return read_splits(_read_safely(lambda: datasets.load_from_disk(source), source))
     if path.is_dir():
         return _read_folder(path)
     if not path.exists():
-        raise DataError(f"There is no file or folder {source}. (A data set of the hub is written hub:NAME.)")
+        raise DataError(f"There is no file or folder {source}. (Write hub:NAME for a data set on the hub.)")
     return {SPLITS.get(path.stem.lower(), WHOLE): _read_file(path)}
 
 
 def _read_file(path: Path) -> datasets.Dataset:
     builder = BUILDERS.get(path.suffix.lower())
     if builder is None:
-        raise DataError(f"{path} is not one of the kinds of file that can be read: {', '.join(BUILDERS)}.")
+        raise DataError(f"{path} is not a supported kind of file: {', '.join(BUILDERS)}.")
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty.")
     options: dict[str, Any] = {}
     if builder == "csv":
-        # Words such as "NA" or "null" are text like any other
+        # "NA", "null" and the like are ordinary text
         options = {"keep_default_na": False, "sep": "\t" if path.suffix.lower() == ".tsv" else ","}
-    # A cache of its own: the common one takes a file of the same name and time for the same file
+    # Not the shared cache, which confuses files of equal name and time
     with tempfile.TemporaryDirectory(prefix="gnorm-data-") as cache:
         options |= {"data_files": [glob.escape(str(path))], "cache_dir": cache, "keep_in_memory": True}
-        return _built(lambda: datasets.load_dataset(builder, split="train", **options), str(path))
+        return _read_safely(lambda: datasets.load_dataset(builder, split="train", **options), str(path))
 
 
 def _read_folder(folder: Path) -> Splits:
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in BUILDERS and path.is_file())
     if not files:
-        raise DataError(f"{folder} holds no file that can be read: {', '.join(BUILDERS)}.")
+        raise DataError(f"{folder} has no file of a supported kind: {', '.join(BUILDERS)}.")
     groups: dict[str, list[datasets.Dataset]] = {}
     for path in files:
         groups.setdefault(SPLITS.get(path.stem.lower(), WHOLE), []).append(_read_file(path))
     if WHOLE in groups and len(groups) > 1:
         odd = [path.name for path in files if path.stem.lower() not in SPLITS]
-        raise DataError(f"{folder} has files for splits beside others: {', '.join(odd)}. Name one file or folder.")
+        raise DataError(
+            f"{folder} has files of splits and other files: {', '.join(odd)}. Give a single file, or move them apart."
+        )
     return {
-        name: _built(lambda parts=parts: datasets.concatenate_datasets(parts), str(folder))
+        name: _read_safely(lambda parts=parts: datasets.concatenate_datasets(parts), str(folder))
         for name, parts in groups.items()
     }
 
 
 def _read_hub(source: str) -> Splits:
-    """`hub:NAME[:CONFIG][:SPLIT]`; a single word behind the name is a split where it is called like one."""
+    """Read `hub:NAME[:CONFIG][:SPLIT]`; a single word after the name is a split if it is the name of one."""
     name, *rest = source.removeprefix("hub:").split(":")
     if not name or len(rest) > 2:
-        raise DataError(f"A data set of the hub is written hub:NAME[:CONFIG][:SPLIT], not {source}.")
+        raise DataError(f"Write a data set on the hub as hub:NAME[:CONFIG][:SPLIT], not {source}.")
     if len(rest) == 1:
         rest = ["", rest[0]] if rest[0].lower() in SPLITS else [rest[0], ""]
     config, split = (part or None for part in (*rest, "", "")[:2])
-    loaded = _built(lambda: datasets.load_dataset(name, config, split=split), source)
+    loaded = _read_safely(lambda: datasets.load_dataset(name, config, split=split), source)
     return {WHOLE: loaded} if split else _by_split_name(dict(loaded))
 
 
-def _built(build: Any, what: str) -> Any:
-    """Run a reader of the `datasets` library; whatever it raises becomes one message with the cause."""
+def _read_safely(read: Any, what: str) -> Any:
+    """Call a function of the `datasets` library and turn its errors into one message with the cause."""
     try:
-        return build()
+        return read()
     except Exception as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
@@ -130,12 +132,12 @@ def _by_split_name(tables: Mapping[str, datasets.Dataset]) -> Splits:
     if not named and len(tables) == 1:
         return {WHOLE: next(iter(tables.values()))}
     if not named:
-        raise DataError(f"Can't tell the splits {', '.join(tables)} apart: name one, as hub:NAME:CONFIG:SPLIT.")
+        raise DataError(f"No split has a known name: {', '.join(tables)}. Choose one with hub:NAME:CONFIG:SPLIT.")
     return named
 
 
 def _by_split_column(name: str, table: datasets.Dataset) -> Splits:
-    """A table that says in a `split` column which rows are which, taken apart."""
+    """Split a table by its `split` column, if it has one."""
     if name != WHOLE or "split" not in table.column_names:
         return {name: table}
     places: dict[str, list[int]] = {}
@@ -143,5 +145,5 @@ def _by_split_column(name: str, table: datasets.Dataset) -> Splits:
         places.setdefault(SPLITS.get(str(value).lower(), WHOLE), []).append(row)
     if WHOLE in places and len(places) > 1:
         odd = sorted({str(value) for value in table["split"] if str(value).lower() not in SPLITS})
-        raise DataError(f"The split column has values that name no split: {', '.join(odd[:5])}.")
+        raise DataError(f"The split column has unknown values: {', '.join(odd[:5])}.")
     return {split: table.select(rows) for split, rows in places.items()}

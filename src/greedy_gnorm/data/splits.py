@@ -1,4 +1,4 @@
-"""Rows divided into those to score on and those to evaluate on: seeded, stratified, without overlap."""
+"""Splitting rows into scoring and evaluation rows: seeded, stratified, without overlap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from greedy_gnorm.errors import DataError
 
 
 def stratified(labels: Sequence[Any], count: int, seed: int) -> list[int]:
-    """`count` places drawn so that every label keeps its share, ascending; the same for the same seed."""
+    """Draw `count` places so that every label keeps its share; ascending, and the same for the same seed."""
     random = np.random.default_rng(seed)
     groups: dict[Any, list[int]] = {}
     for place, label in enumerate(labels):
@@ -29,23 +29,23 @@ def stratified(labels: Sequence[Any], count: int, seed: int) -> list[int]:
 
 
 def _strata(rows: Sequence[Row]) -> list[Any]:
-    """What a sample is stratified by: classes; a number or a set of labels has none."""
+    """The classes by which to stratify; rows with a number or several labels have none."""
     return [row.label if isinstance(row.label, int) else None for row in rows]
 
 
 def sampled(rows: list[Row], count: int | None, seed: int) -> list[Row]:
-    """At most `count` rows, seeded and stratified; all where it is None."""
+    """A seeded, stratified sample of at most `count` rows; all rows if it is None."""
     if count is None or count >= len(rows):
         return rows
     return [rows[place] for place in stratified(_strata(rows), count, seed)]
 
 
-def divided(rows: list[Row], count: int | None, seed: int) -> tuple[list[Row], list[Row]]:
-    """`count` scoring rows (half of the texts at the most) and the rest for evaluation; no text is in both."""
+def split_rows(rows: list[Row], count: int | None, seed: int) -> tuple[list[Row], list[Row]]:
+    """Split rows into `count` scoring rows (at most half of the texts) and evaluation rows; no text is in both."""
     unique = list({row.words: row for row in reversed(rows)}.values())[::-1]
     if len(unique) < 2:
         raise DataError(
-            f"{len(unique)} different text can't be divided into scoring and evaluation rows: give eval_data."
+            f"{len(unique)} different text can't be split into scoring and evaluation rows: give eval_data."
         )
     half = len(unique) // 2
     scoring = sampled(unique, half if count is None else min(count, half), seed)
@@ -54,12 +54,12 @@ def divided(rows: list[Row], count: int | None, seed: int) -> tuple[list[Row], l
 
 
 def warn_of_overlap(scoring: Sequence[Any], evaluation: Sequence[Any]) -> None:
-    """Warn of rows (their texts or their tokens) that are on both sides, with their number."""
-    seen = set(evaluation)
-    shared = sum(row in seen for row in scoring)
+    """Warn about rows (texts or tokens) that are used both for scoring and for evaluation."""
+    evaluated = set(evaluation)
+    shared = sum(row in evaluated for row in scoring)
     if shared:
         warnings.warn(
-            f"{shared} of {len(scoring)} scoring rows are evaluation rows too: the quality is measured partly on the "
-            f"rows that the heads were chosen by.",
+            f"{shared} of {len(scoring)} scoring rows are also evaluation rows: quality is partly measured on the rows "
+            f"that heads were chosen on.",
             stacklevel=3,
         )

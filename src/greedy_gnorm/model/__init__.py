@@ -1,4 +1,4 @@
-"""What can be cut, cutting it, saving and loading it: families, sites, surgery, gates, checkpoints.
+"""Models: where their units are, how units are removed or gated, and how models are saved and loaded.
 
-Knows nothing of data, tasks, scores or runs, and never decides what to remove.
+Nothing in here knows about data, tasks, scores or runs, or decides which units to remove.
 """

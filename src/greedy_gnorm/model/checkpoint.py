@@ -1,4 +1,4 @@
-"""Save and load models, pruned or not: both directions in one file."""
+"""Saving and loading models, pruned or not."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from torch import nn
 from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.families import FAMILIES
 from greedy_gnorm.model.modeling_pruned import RECORDS, pruned_class
-from greedy_gnorm.model.sites import find_sites, units_of_record
+from greedy_gnorm.model.sites import find_sites, parse_record
 from greedy_gnorm.units import by_site
 
 CODE = pruned_class.__module__.rpartition(".")[2]
-"""The module that is saved beside a pruned model."""
+"""The module that is saved with a pruned model."""
 
 
 def load(
     name: str | Path, *, dtype: str | torch.dtype = "auto", trust_remote_code: bool = False, **options: Any
 ) -> Any:
-    """A model from a folder or the hub with the heads it was saved with, in evaluation mode.
+    """Load a model, pruned or not, from a folder or the hub, in evaluation mode.
 
-    Further options, such as `device_map`, go to transformers' `from_pretrained`.
+    Further options, such as `device_map`, are passed to `from_pretrained`.
     """
     if Path(name).is_file():
-        raise GnormError(f"{name} is a file: give the folder of the model.")
+        raise GnormError(f"{name} is a file: give the model's folder.")
     config = load_config(name, trust_remote_code=trust_remote_code)
     plain = _model_class(config)
-    loaded = _prepared(plain, config)
     try:
-        model, report = loaded.from_pretrained(
+        model, report = _class_to_build(plain, config).from_pretrained(
             str(name),
             config=config,
             dtype=dtype,
@@ -45,8 +44,8 @@ def load(
         )
     except GnormError:
         raise
-    except Exception as error:  # whatever the libraries below raise on a damaged checkpoint
-        raise GnormError(f"Can't load the weights of {name}: {_in_one_line(error)}") from error
+    except Exception as error:  # libraries raise many kinds of errors on a damaged checkpoint
+        raise GnormError(f"Can't load the weights of {name}: {_one_line(error)}") from error
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise GnormError(
@@ -58,7 +57,7 @@ def load(
 
 
 def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """The configuration of a supported model: from a folder, a JSON file or the hub."""
+    """Load the configuration of a supported model from a folder, a JSON file or the hub."""
     path = Path(name)
     try:
         if path.is_file():
@@ -70,8 +69,8 @@ def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
             config = transformers.AutoConfig.from_pretrained(str(name), trust_remote_code=trust_remote_code)
     except GnormError:
         raise
-    except Exception as error:  # whatever transformers raises on a damaged file
-        raise GnormError(f"Can't read a model configuration from {name}: {_in_one_line(error)}") from error
+    except Exception as error:  # transformers raises many kinds of errors on a damaged file
+        raise GnormError(f"Can't read a model configuration from {name}: {_one_line(error)}") from error
     if config.model_type not in FAMILIES:
         raise UnsupportedModel(
             f"{name} is a model of type {config.model_type!r}; supported model types are: {', '.join(FAMILIES)}."
@@ -80,30 +79,32 @@ def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
 
 
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer beside a model."""
+    """Load the tokenizer that belongs to a model."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(name), trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever the libraries below raise on a damaged file
-        raise GnormError(f"Can't load a tokenizer from {name}: {_in_one_line(error)}") from error
+    except Exception as error:  # libraries raise many kinds of errors on a damaged file
+        raise GnormError(f"Can't load a tokenizer from {name}: {_one_line(error)}") from error
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        # transformers makes an empty one where the folder has none
-        raise GnormError(f"{name} has no tokenizer (no tokenizer.json or vocabulary file): save the model's beside it.")
+        # transformers builds an empty tokenizer if the folder has none
+        raise GnormError(
+            f"{name} has no tokenizer (no tokenizer.json or vocabulary file): save the tokenizer in the same folder."
+        )
     return tokenizer
 
 
 def skeleton(config: Any) -> Any:
-    """A classifier of this configuration without weights (on the meta device), its recorded heads removed."""
+    """Build a classifier on the meta device, without weights and without the units recorded as removed."""
     plain = _model_class(config)
     try:
         with torch.device("meta"):
-            model = _prepared(plain, config)(copy.deepcopy(config))
+            model = _class_to_build(plain, config)(copy.deepcopy(config))
     except (ValueError, RuntimeError, ZeroDivisionError, TypeError) as error:
-        raise GnormError(f"No model can be built from this configuration: {_in_one_line(error)}") from error
+        raise GnormError(f"No model can be built from this configuration: {_one_line(error)}") from error
     return model
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write the model (config.json with `pruned_heads`, safetensors) and its tokenizer into a folder."""
+    """Save a model (config.json with `pruned_heads`, safetensors) and its tokenizer to a folder."""
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
@@ -111,7 +112,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def _drop_foreign_code(folder: Path) -> None:
-    """Name no code but ours: whoever allows code for a pruned model allows that, not what the original pointed to."""
+    """Remove references to the original model's code: allowing a pruned model's code must not allow that too."""
     for path in (folder / "config.json", folder / "tokenizer_config.json"):
         content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         named = content.pop("auto_map", None)
@@ -123,7 +124,7 @@ def _drop_foreign_code(folder: Path) -> None:
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """A short hash of all weights: two models with the same one are the same model."""
+    """A short hash of all weights."""
     digest = hashlib.blake2b(digest_size=8)
     for name, parameter in sorted(model.named_parameters()):
         tensor = parameter.detach().cpu().contiguous()
@@ -133,7 +134,7 @@ def weights_fingerprint(model: nn.Module) -> str:
 
 
 def configuration_fingerprint(config: Any) -> str:
-    """A short hash of what the configuration says of the computation, not of names, versions or precision."""
+    """A short hash of the configuration without names, versions and precision, which do not affect what is computed."""
     unrelated = ("transformers_version", "dtype", "torch_dtype", "pruned_layout")
     settings = {
         name: value for name, value in config.to_dict().items() if not name.startswith("_") and name not in unrelated
@@ -143,16 +144,16 @@ def configuration_fingerprint(config: Any) -> str:
 
 
 def _model_class(config: Any) -> Any:
-    """The class that saved the model where it is one of transformers', else its family's sequence classifier."""
+    """The class that saved the model if it is a classifier of transformers, else the classifier of its family."""
     for name in config.architectures or ():
         if name.endswith("ForSequenceClassification") and hasattr(transformers, name):
             return getattr(transformers, name)
     return transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
 
 
-def _prepared(plain: Any, config: Any) -> Any:
-    """The class to build: the pruned one where the configuration records removed units, as transformers 4 does too."""
-    gone = {kind: by_site(units_of_record(config, kind)) for kind in RECORDS}
+def _class_to_build(plain: Any, config: Any) -> Any:
+    """The pruned class if the configuration records removed units (transformers 4 does so too), else the plain one."""
+    gone = {kind: by_site(parse_record(config, kind)) for kind in RECORDS}
     if not any(gone.values()):
         return plain
     for kind, record in RECORDS.items():
@@ -162,5 +163,5 @@ def _prepared(plain: Any, config: Any) -> Any:
     return pruned_class(plain)
 
 
-def _in_one_line(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join((str(error) or type(error).__name__).split())[:300]

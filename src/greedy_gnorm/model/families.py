@@ -1,4 +1,4 @@
-"""Where each model family keeps its units: a table. A new family is a new row."""
+"""The supported model families: each row says where a family keeps its units."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from greedy_gnorm.registry import Registry
 from greedy_gnorm.units import ATTENTION
 
 Position = tuple[int, ...]
-"""The numbers that stand for the `*` of a path, such as (layer,) or (group, inner layer)."""
+"""The numbers that replace the `*` in a path, such as (layer,) or (group, inner layer)."""
 
 
 @dataclass(frozen=True)
 class LinearMap:
-    """A Linear or Conv1D at a path inside the site's module, and the parts of units among its channels.
+    """A Linear or Conv1D at a path inside the site's module, and the parts of units that its channels hold.
 
-    `layout` says how they lie: `plain` (one part, unit after unit), `fused` (all of q, then all of k, then all of v) or
-    `interleaved` (q, k, v of the first unit, then those of the second).
+    `layout` says how they are arranged: `plain` (one part, unit by unit), `fused` (all of q, then all of k, then all of
+    v) or `interleaved` (q, k and v of the first unit, then those of the second, and so on).
     """
 
     path: str
@@ -27,18 +27,18 @@ class LinearMap:
 
 
 def once(config: Any, position: Position) -> int:
-    """Every layer has weights of its own."""
+    """The module is applied once: every layer has its own weights."""
     return 1
 
 
 @dataclass(frozen=True)
 class SiteRow:
-    """One kind of module that units are cut from.
+    """A kind of module that units can be removed from.
 
-    `inputs` are the maps whose outputs belong to units, `output` the one whose inputs do. `units` and `sizes` read from
-    the configuration how many units the unpruned site has and how many channels a unit has in each part: with grouped
-    key/value heads the unit is a key/value head, and its query part is as wide as all query heads of the group.
-    `follow` names the attributes that must follow a cut: a path, and `units` or the part whose joint width it holds.
+    `inputs` are the linear maps whose outputs belong to units, `output` is the one whose inputs do. `units` and `sizes`
+    read from the configuration how many units the unpruned site has and how many channels a unit has in each part. With
+    grouped key/value heads, a unit is a key/value head, and its query part is as wide as all query heads of its group.
+    `follow` maps the attributes to update after a cut to what they hold: `units`, or the part whose total width it is.
     """
 
     kind: str
@@ -51,7 +51,7 @@ class SiteRow:
     applications: Callable[[Any, Position], int] = once
 
     def layout(self, config: Any) -> dict[str, Any]:
-        """The row for one configuration in plain values: what `modeling_pruned` cuts by."""
+        """The row for one configuration as plain values, which `modeling_pruned` uses to cut."""
         maps = [
             {"path": each.path, "parts": list(each.parts), "layout": each.layout}
             for each in (*self.inputs, self.output)
@@ -69,11 +69,11 @@ class SiteRow:
 
 @dataclass(frozen=True)
 class Family:
-    """One model type: its sites, in the order they run in a layer; paths begin in the base model.
+    """A model type and its sites, in the order they run in a layer; paths are relative to the base model.
 
-    `layer` is the path of the layer around the sites, where every layer has weights of its own and gets the output of
-    the one before; `after_attention` is the module in it behind which no token looks at another.
-    `title` is the paper's name for the row of the base model in its parameter tables.
+    `layer` is the path of the layer that contains the sites, if every layer has its own weights and takes the output of
+    the one before. `after_attention` is the module in it from which on tokens no longer interact.
+    `title` is what the paper calls the base model in its parameter tables.
     """
 
     title: str
@@ -86,26 +86,26 @@ FAMILIES: Registry[Family] = Registry("model family")
 
 
 def heads(config: Any) -> int:
-    """Attention heads of a layer."""
+    """The number of attention heads of a layer."""
     return int(config.num_attention_heads)
 
 
 def head_sizes(config: Any) -> dict[str, int]:
-    """Channels of a head in its query, key and value, which divide the hidden size evenly in these families."""
+    """The channels of a head in its query, key and value; in these families heads divide the hidden size evenly."""
     return dict.fromkeys(("q", "k", "v"), config.hidden_size // config.num_attention_heads)
 
 
 def attention(
     path: str, inputs: tuple[str, str, str], output: str, *, counts: str, width: str, **options: Any
 ) -> SiteRow:
-    """Attention with three plain projections; `counts` and `width` hold the number of heads and their joint width."""
+    """Attention with three plain projections; `counts` holds the number of heads, `width` their total width."""
     maps = tuple(LinearMap(each, (part,)) for each, part in zip(inputs, ("q", "k", "v"), strict=True))
     follow = {counts: "units", width: "q"}
     return SiteRow(ATTENTION, path, maps, LinearMap(output, ("v",)), heads, head_sizes, follow, **options)
 
 
 def albert_applications(config: Any, position: Position) -> int:
-    """How many of ALBERT's layers run through the parameter group at this position."""
+    """How many of ALBERT's layers use the parameter group at this position."""
     layers_per_group = config.num_hidden_layers / config.num_hidden_groups
     return sum(int(layer / layers_per_group) == position[0] for layer in range(config.num_hidden_layers))
 

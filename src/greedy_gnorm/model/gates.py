@@ -1,4 +1,4 @@
-"""Gates: a factor per unit on the input of its site's output map. A gate at 0 switches the unit off."""
+"""Gates: a factor on each unit's output. A gate of 0 switches the unit off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from greedy_gnorm.model.sites import Site, Sites
 
 @contextmanager
 def gates(sites: Sites, values: Mapping[int, Tensor]) -> Iterator[None]:
-    """Multiply the surviving units of each named site by its values, (survivors,) or (rows, survivors), for a while."""
+    """Multiply the surviving units of some sites by these values, (survivors,) or (rows, survivors)."""
     with ExitStack() as stack:
         for index, gate in values.items():
             site = sites[index]

@@ -1,11 +1,11 @@
 """A transformers model without some of its units, built with the shapes that are left.
 
-This file lies beside the weights of a pruned model and needs nothing but torch and transformers:
+This file is saved with the weights of a pruned model and requires only torch and transformers:
 
     AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True)
 
-config.json says which heads are gone (`pruned_heads`, {layer: [heads]}) and where this kind of model keeps its units
-(`pruned_layout`). The name of the class is `Pruned` before the name of transformers' own.
+config.json says which heads were removed (`pruned_heads`, {layer: [heads]}) and where this kind of model keeps its
+units (`pruned_layout`). The class is called `Pruned` plus the name of the class in transformers.
 """
 
 import functools
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 RECORDS = {"attention": "pruned_heads", "ffn": "pruned_neurons"}
-"""Where a configuration records the units that are gone, by kind of site: {site: [units]}."""
+"""The attribute of a configuration that records removed units, by kind of site: {site: [units]}."""
 
 
 def plain(units: int, sizes: Sequence[int]) -> list[list[range]]:
-    """One part: the channels of a unit follow those of the unit before it."""
+    """One part: the channels of the first unit, then those of the second, and so on."""
     return fused(units, sizes)
 
 
@@ -49,25 +49,25 @@ def interleaved(units: int, sizes: Sequence[int]) -> list[list[range]]:
 LAYOUTS: dict[str, Callable[[int, Sequence[int]], list[list[range]]]] = {
     layout.__name__: layout for layout in (plain, fused, interleaved)
 }
-"""How the units of each part lie among the channels of a linear map: for each part, the channels of each unit.
+"""How units are arranged among the channels of a linear map: for each part, the channels of each unit.
 
 Grouped key/value heads need no layout of their own: the unit is a key/value head, and its query part is wider.
 """
 
 
 def unit_channels(linear_map: dict[str, Any], units: int, sizes: dict[str, int]) -> dict[str, list[range]]:
-    """For each part of a linear map with so many units, the channels of each unit."""
+    """The channels of each unit, for each part of a linear map."""
     parts = linear_map["parts"]
     channels = LAYOUTS[linear_map["layout"]](units, [sizes[part] for part in parts])
     return dict(zip(parts, channels, strict=True))
 
 
 Change = Callable[[nn.Module, str, int, dict[str, Any]], Tensor]
-"""Gets a linear map, the name of one of its parameters, the dimension along which units lie, and the map's layout."""
+"""Takes a linear map, the name of a parameter, the dimension of the units and the map's layout; returns new values."""
 
 
 def set_units(site: nn.Module, layout: dict[str, Any], count: int, change: Change) -> None:
-    """Give a site this many units: `change` makes the parameters, and whatever counts units follows."""
+    """Set the number of units of a site: `change` makes the new parameters, and dependent attributes are updated."""
     maps = [*((each, "out") for each in layout["inputs"]), (layout["output"], "in")]
     for linear_map, side in maps:
         linear = site.get_submodule(linear_map["path"])
@@ -91,7 +91,7 @@ def set_units(site: nn.Module, layout: dict[str, Any], count: int, change: Chang
 def keep_units(
     site: nn.Module, layout: dict[str, Any], count: int, places: Sequence[int], take: Change | None = None
 ) -> None:
-    """Keep the units at these places, of the `count` that the site has now."""
+    """Keep the units at these places among the `count` that the site has."""
 
     def change(linear: nn.Module, name: str, dim: int, linear_map: dict[str, Any]) -> Tensor:
         parameter: Tensor = getattr(linear, name)
@@ -102,13 +102,13 @@ def keep_units(
 
 
 def kept_channels(linear_map: dict[str, Any], layout: dict[str, Any], count: int, places: Sequence[int]) -> list[int]:
-    """The channels of the units at these places; in ascending order they lie as the layout says for fewer units."""
+    """The channels of the units at these places; sorted, they have the same layout with fewer units."""
     channels = unit_channels(linear_map, count, layout["sizes"])
     return sorted(channel for units in channels.values() for place in places for channel in units[place])
 
 
 class Pruned(nn.Module):
-    """Comes before a transformers class and cuts what that class has built, before the weights are read."""
+    """A mixin for a transformers class: it cuts the newly built model before the weights are loaded."""
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
@@ -116,7 +116,7 @@ class Pruned(nn.Module):
 
 
 def shrink(model: Any, config: Any) -> None:
-    """Give every pruned site the width of the units it has left; the values come from the checkpoint."""
+    """Reduce every pruned site to the units that are left; the values are loaded later."""
     for kind, record in RECORDS.items():
         sites = _sites_of_kind(model, config.pruned_layout, kind)
         for number, gone in (getattr(config, record, None) or {}).items():
@@ -128,7 +128,7 @@ def shrink(model: Any, config: Any) -> None:
 
 
 def _sites_of_kind(model: Any, layouts: list[dict[str, Any]], kind: str) -> list[tuple[nn.Module, dict[str, Any]]]:
-    """The modules of one kind with their layouts, in the order they run."""
+    """The sites of one kind with their layouts, in the order they run."""
     found = []
     for row, layout in enumerate(layouts):
         if layout["kind"] == kind:
@@ -141,8 +141,8 @@ def _sites_of_kind(model: Any, layouts: list[dict[str, Any]], kind: str) -> list
 
 @functools.cache
 def pruned_class(plain_class: Any) -> Any:
-    """The pruned form of a class of transformers."""
-    # transformers then saves this file, and its name in config.json, with every model of the class
+    """The pruned version of a class of transformers."""
+    # With `_auto_class` set, transformers saves this file, and names it in config.json, with every model of the class
     is_classifier = plain_class.__name__.endswith("ForSequenceClassification")
     names = {"__module__": __name__, "_auto_class": "AutoModelForSequenceClassification" if is_classifier else None}
     pruned = type(f"Pruned{plain_class.__name__}", (Pruned, plain_class), names)
@@ -162,7 +162,7 @@ def _register(pruned: Any, auto_class: Any) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """`PrunedBertForSequenceClassification` and all others, made when they are asked for."""
+    """Create `PrunedBertForSequenceClassification` and the like on demand."""
     plain_class = getattr(transformers, name.removeprefix("Pruned"), None) if name.startswith("Pruned") else None
     if plain_class is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

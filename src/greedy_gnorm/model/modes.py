@@ -1,4 +1,4 @@
-"""Ways to hold a model for a while and give it back as it was, also after an exception."""
+"""Context managers that change a model's mode and restore it afterwards, even after an exception."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and no parameter asks for a gradient."""
-    wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    """Evaluation mode with all parameters frozen."""
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     with evaluating(model):
         model.requires_grad_(False)
         try:
             yield
         finally:
-            for parameter, wants in wanted:
-                parameter.requires_grad_(wants)
+            for parameter, requires_grad in before:
+                parameter.requires_grad_(requires_grad)
 
 
 def without_gradients(model: nn.Module) -> AbstractContextManager[None]:
-    """Inference mode; no_grad where accelerate brings weights in, which would stay behind as inference tensors."""
+    """Inference mode; no_grad if weights are offloaded, because accelerate would load them as inference tensors."""
     offloaded = any(parameter.is_meta for parameter in model.parameters())
     return torch.no_grad() if offloaded else torch.inference_mode()

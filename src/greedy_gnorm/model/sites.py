@@ -1,4 +1,4 @@
-"""find_sites: the modules that units can be cut from, and the units that are left in each."""
+"""The sites of a model: the modules that units can be removed from, and the units that each still has."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from greedy_gnorm.units import ATTENTION, UNIT_WORDS, Cost, SiteInfo, Unit, Vect
 
 @dataclass(eq=False)
 class Site:
-    """One module that units are cut from: its linear maps, its units (in original numbering), how often it is applied.
+    """A module that units can be removed from: its linear maps, its units in original numbering, its applications.
 
-    `number` counts the sites of one kind, as configurations do; `layout` is the family's row in plain values.
+    `number` counts the sites of one kind, as configurations do; `layout` is the family's row as plain values.
     """
 
     index: int
@@ -34,7 +34,7 @@ class Site:
     layout: dict[str, Any]
     survivors: list[int]
     applications: int
-    gate: tuple[float, ...] | None = None  # factors on the survivors, while gates are set
+    gate: tuple[float, ...] | None = None  # the factors on the surviving units while gates are set
 
     @property
     def kind(self) -> str:
@@ -43,43 +43,43 @@ class Site:
 
     @property
     def total(self) -> int:
-        """Units of the unpruned site."""
+        """The number of units of the unpruned site."""
         return int(self.layout["units"])
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Channels of one unit in each part."""
+        """The channels of a unit in each part."""
         sizes: Mapping[str, int] = self.layout["sizes"]
         return sizes
 
     @property
     def info(self) -> SiteInfo:
-        """The site as records describe it."""
+        """The description of the site for records."""
         return SiteInfo(self.name, self.kind, self.layer, self.total, self.applications)
 
     @property
     def state(self) -> Hashable:
-        """What the module computes with, besides its weights: two passes in equal states give equal outputs."""
+        """What the output depends on besides the input: passes in equal states give equal outputs."""
         return tuple(self.survivors), self.gate
 
     @property
     def inputs(self) -> dict[str, nn.Module]:
-        """The maps whose outputs belong to units, by path."""
+        """The linear maps whose outputs belong to units, by path."""
         return {each["path"]: self.module.get_submodule(each["path"]) for each in self.layout["inputs"]}
 
     @property
     def output(self) -> nn.Module:
-        """The map whose inputs belong to units."""
+        """The linear map whose inputs belong to units."""
         return self.module.get_submodule(self.layout["output"]["path"])
 
     @property
     def output_size(self) -> int:
-        """Channels of one unit at the input of `output`."""
+        """The channels of a unit at the input of `output`."""
         return sum(self.sizes[part] for part in self.layout["output"]["parts"])
 
     @property
     def owner(self) -> nn.Module:
-        """The module that holds the first input map; it computes the attention."""
+        """The module that holds the first input map, which computes the attention."""
         return self.module.get_submodule(self.layout["inputs"][0]["path"].rpartition(".")[0])
 
     @property
@@ -88,7 +88,7 @@ class Site:
         return {part: each["path"] for each in self.layout["inputs"] for part in each["parts"]}
 
     def part(self, name: str, outputs: Tensor) -> Tensor:
-        """The channels of one part, unit after unit, from what its map gives: (..., width) -> (..., units * size)."""
+        """Select one part's channels, unit by unit, from its map's outputs: (..., width) -> (..., units * size)."""
         path = self.parts[name]
         linear_map = next(each for each in self.layout["inputs"] if each["path"] == path)
         if linear_map["parts"] == [name]:
@@ -98,7 +98,7 @@ class Site:
         return outputs.index_select(-1, places)
 
     def unit_cost(self, tokens: int | None = None) -> Cost:
-        """What removing one unit saves; multiplications for one row of so many tokens."""
+        """The cost that removing a unit saves; multiplications are for one row with this many tokens."""
         widths = [
             (sum(self.sizes[part] for part in each["parts"]), self.module.get_submodule(each["path"]))
             for each in self.layout["inputs"]
@@ -109,7 +109,7 @@ class Site:
         if tokens is None:
             return Cost(weights + biases)
         work = tokens * weights
-        if self.kind == ATTENTION:  # queries with keys, maps with values
+        if self.kind == ATTENTION:  # queries times keys, attention times values
             work += tokens * tokens * (self.sizes["q"] + self.output_size)
         return Cost(weights + biases, multiplications=self.applications * work)
 
@@ -118,7 +118,7 @@ class Site:
 
 
 class Layer(NamedTuple):
-    """A layer of a stack, and its sites in the order they run."""
+    """A layer of a stack and its sites, in the order they run."""
 
     module: nn.Module
     sites: list[Site]
@@ -127,8 +127,8 @@ class Layer(NamedTuple):
 class Sites(Sequence[Site]):
     """All sites of one model, in the order they run.
 
-    `layers` are the modules around them where every layer runs once and hands its output to the next, else none.
-    `savings` says how passes over this model save work; `cache` is where they keep what they can use again.
+    `layers` are the modules that contain them if every layer runs once, on the output of the one before; otherwise it
+    is empty. `savings` says how passes save work; `cache` holds what they can reuse.
     """
 
     def __init__(self, model: nn.Module, family: Family, sites: Sequence[Site], layers: Sequence[Layer] = ()) -> None:
@@ -139,7 +139,7 @@ class Sites(Sequence[Site]):
         self.use(Savings())
 
     def use(self, savings: Savings) -> Sites:
-        """Choose how passes over this model save work; what an earlier choice kept is dropped."""
+        """Set how passes over this model save work, and clear the cache."""
         self.savings = savings
         self.cache: Any = None
         return self
@@ -159,20 +159,20 @@ class Sites(Sequence[Site]):
 
     @property
     def infos(self) -> list[SiteInfo]:
-        """The sites as records describe them."""
+        """The descriptions of the sites for records."""
         return [site.info for site in self]
 
     def survivors(self) -> list[Unit]:
-        """The units that are left, by (site, index)."""
+        """The units that are left, sorted by (site, index)."""
         return [Unit(site.index, index) for site in self for index in site.survivors]
 
     def removed(self) -> list[Unit]:
-        """The units that are gone, by (site, index)."""
-        gone = {Unit(site.index, index) for site in self for index in range(site.total)}
-        return sorted(gone - set(self.survivors()))
+        """The units that were removed, sorted by (site, index)."""
+        units = {Unit(site.index, index) for site in self for index in range(site.total)}
+        return sorted(units - set(self.survivors()))
 
     def expand(self, values: Sequence[Sequence[float] | Vector]) -> list[Vector]:
-        """A value per surviving unit, site by site, as one vector a site with NaN for the units that are gone."""
+        """Place the values of each site's surviving units in a vector of all its units, with NaN for removed ones."""
         vectors = [np.full(site.total, np.nan) for site in self]
         for site, vector, row in zip(self, vectors, values, strict=True):
             vector[site.survivors] = row
@@ -180,12 +180,12 @@ class Sites(Sequence[Site]):
 
 
 def features(linear: Any) -> tuple[int, int]:
-    """Inputs and outputs of a Linear or Conv1D."""
+    """The number of inputs and outputs of a Linear or Conv1D."""
     return (linear.nx, linear.nf) if isinstance(linear, Conv1D) else (linear.in_features, linear.out_features)
 
 
 def family_of(config: Any, what: str = "") -> Family:
-    """The family of a configuration; UnsupportedModel, with what was found, for any other."""
+    """The family of a configuration; raises UnsupportedModel if there is none."""
     model_type = str(getattr(config, "model_type", ""))
     if model_type not in FAMILIES:
         found = f"model type {model_type!r}" if model_type else f"{what} without a model_type"
@@ -194,7 +194,7 @@ def family_of(config: Any, what: str = "") -> Family:
 
 
 def find_sites(model: nn.Module) -> Sites:
-    """The sites of a supported model, pruned or not; UnsupportedModel for any other."""
+    """The sites of a model, pruned or not; raises UnsupportedModel if its family is not supported."""
     config: Any = getattr(model, "config", None)
     family = family_of(config, type(model).__name__)
     base = getattr(model, "base_model", model)
@@ -203,7 +203,7 @@ def find_sites(model: nn.Module) -> Sites:
     positions = sorted({position for matches in found for position in matches})
     if not positions:
         raise UnsupportedModel(f"No module matches {family.sites[0].path!r} in this {config.model_type} model.")
-    gone = {kind: _gone_by_number(config, family, found, kind) for kind in {row.kind for row in family.sites}}
+    gone = {kind: _removed_by_number(config, family, found, kind) for kind in {row.kind for row in family.sites}}
     sites: list[Site] = []
     counts = dict.fromkeys(gone, 0)
     for layer, position in enumerate(positions):
@@ -224,7 +224,7 @@ def find_sites(model: nn.Module) -> Sites:
 
 
 def _matches(base: nn.Module, row: SiteRow) -> dict[tuple[int, ...], tuple[str, nn.Module]]:
-    """The modules of a row by their position."""
+    """The modules that match a row's path, by position."""
     pattern = re.compile(re.escape(row.path).replace(r"\*", r"(\d+)"))
     return {
         tuple(map(int, match.groups())): (name, module)
@@ -234,7 +234,7 @@ def _matches(base: nn.Module, row: SiteRow) -> dict[tuple[int, ...], tuple[str, 
 
 
 def _layers(base: nn.Module, family: Family, sites: Sequence[Site]) -> list[Layer]:
-    """The stack of layers around the sites; none where layers are shared or come from elsewhere than transformers."""
+    """The layers that contain the sites; none if layers are shared or are not transformers' own."""
     if family.layer is None:
         return []
     numbers = sorted({site.layer for site in sites})
@@ -247,15 +247,17 @@ def _layers(base: nn.Module, family: Family, sites: Sequence[Site]) -> list[Laye
 
 
 def recorded_units(config: Any, kind: str, limits: Sequence[int]) -> dict[int, list[int]]:
-    """The removed units by number of the site that a configuration records (transformers 4's `pruned_heads`), checked.
+    """The removed units that a configuration records (`pruned_heads` as in transformers 4), checked, by site number.
 
-    `limits` are the units of each site of the kind.
+    `limits` holds the number of units of each site of this kind.
     """
-    units = units_of_record(config, kind)
+    units = parse_record(config, kind)
     word, record = UNIT_WORDS[kind], RECORDS[kind]
     for unit in units:
         if unit.site >= len(limits):
-            raise UnsupportedModel(f"{record} in the configuration names layer {unit.site} of {len(limits)}.")
+            raise UnsupportedModel(
+                f"{record} in the configuration names layer {unit.site}, but the layers are 0 to {len(limits) - 1}."
+            )
         if not 0 <= unit.index < limits[unit.site]:
             raise UnsupportedModel(
                 f"{record} in the configuration names {word} {unit.index} of layer {unit.site}, which has {word}s 0 to "
@@ -264,8 +266,8 @@ def recorded_units(config: Any, kind: str, limits: Sequence[int]) -> dict[int, l
     return by_site(units)
 
 
-def units_of_record(config: Any, kind: str) -> list[Unit]:
-    """What a configuration records as removed, if it is a record at all; whether it fits the model is not checked."""
+def parse_record(config: Any, kind: str) -> list[Unit]:
+    """Parse the removed units that a configuration records; whether they exist in the model is not checked."""
     record = RECORDS[kind]
     recorded = getattr(config, record, None) or {}
     word = UNIT_WORDS[kind]
@@ -283,7 +285,7 @@ def units_of_record(config: Any, kind: str) -> list[Unit]:
     return units
 
 
-def _gone_by_number(config: Any, family: Family, found: Sequence[Any], kind: str) -> dict[int, list[int]]:
+def _removed_by_number(config: Any, family: Family, found: Sequence[Any], kind: str) -> dict[int, list[int]]:
     rows = [(row, matches) for row, matches in zip(family.sites, found, strict=True) if row.kind == kind]
     positions = sorted({position for _, matches in rows for position in matches})
     limits = [row.units(config) for position in positions for row, matches in rows if position in matches]
@@ -291,11 +293,11 @@ def _gone_by_number(config: Any, family: Family, found: Sequence[Any], kind: str
 
 
 def _check_widths(site: Site) -> None:
-    """Refuse a site whose maps have other widths than the configuration says."""
+    """Refuse a site whose linear maps have different widths than the configuration says."""
     expected = {each["path"]: sum(site.sizes[part] for part in each["parts"]) for each in site.layout["inputs"]}
     for path, linear in {**site.inputs, site.layout["output"]["path"]: site.output}.items():
         if not isinstance(linear, nn.Linear | Conv1D):
-            raise UnsupportedModel(f"{site.name} has a {type(linear).__name__} where a torch.nn.Linear is needed.")
+            raise UnsupportedModel(f"{site.name} has a {type(linear).__name__} where a torch.nn.Linear is required.")
         size, side = (expected[path], 1) if path in expected else (site.output_size, 0)
         width = features(linear)[side]
         if width != len(site.survivors) * size:
@@ -306,8 +308,8 @@ def _check_widths(site: Site) -> None:
 
 
 def weight_of(linear: nn.Module) -> Tensor:
-    """The weight of a linear map, also where accelerate holds it elsewhere (offloaded)."""
+    """The weight of a linear map, even if accelerate has offloaded it."""
     weight: Any = linear.weight
-    held: Any = getattr(getattr(linear, "_hf_hook", None), "weights_map", None)
-    found: Tensor = held["weight"] if weight.is_meta and held is not None else weight
+    offloaded: Any = getattr(getattr(linear, "_hf_hook", None), "weights_map", None)
+    found: Tensor = offloaded["weight"] if weight.is_meta and offloaded is not None else weight
     return found

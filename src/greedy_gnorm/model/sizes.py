@@ -1,4 +1,4 @@
-"""How many parameters a model and its modules have."""
+"""The number of parameters of a model and its modules."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ MEGABYTE = 2**20
 
 
 def parameter_count(model: nn.Module) -> int:
-    """All parameters, shared ones once."""
+    """The number of parameters; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 Counts = list[tuple[str, int]]
-"""Parameters of modules, by their title in the table; titles may recur under different modules."""
+"""Titles of modules and their parameters; a title may occur under several modules."""
 
 
 def module_counts(model: nn.Module) -> Counts:
-    """Parameters of the rows of the paper's tables: the model, its base with its parts, its head with its parts."""
+    """Parameters for the rows of the paper's tables: the model, its base model, its classifier and their parts."""
     base = getattr(model, "base_model", model)
     counts = [("Model", parameter_count(model))]
     config: Any = model.config
@@ -35,7 +35,7 @@ def module_counts(model: nn.Module) -> Counts:
 
 
 def _children(module: nn.Module) -> Counts:
-    """The counts of a module's parts; of its weight and bias where it has no parts."""
+    """The parameters of a module's children and of its own weight and bias."""
     parts = [(_title(name), parameter_count(child)) for name, child in module.named_children()]
     parts += [(_title(name), parameter.numel()) for name, parameter in module.named_parameters(recurse=False)]
     return [(name, count) for name, count in parts if count]

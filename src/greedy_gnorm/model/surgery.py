@@ -1,4 +1,4 @@
-"""remove: the only place that cuts weights."""
+"""Removing units: the only place where weights are cut."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def remove_heads(model: nn.Module, heads: Mapping[int, Collection[int]]) -> None
 
 
 def remove(sites: Sites, units: Iterable[Unit]) -> None:
-    """Cut these units out of the maps of their sites; the output bias stays. All or nothing."""
+    """Remove units from the linear maps of their sites, all or none of them; the output bias is kept."""
     units = list(units)
     if not units:
         return
@@ -42,11 +42,11 @@ def remove(sites: Sites, units: Iterable[Unit]) -> None:
     for index, gone in by_site(units).items():
         _cut(sites[index], set(gone))
     record_removed(sites, config)
-    _call_pruned(sites.model)
+    _use_pruned_class(sites.model)
 
 
 def record_removed(sites: Sites, config: Any) -> None:
-    """Say in a configuration which units are gone and where they were."""
+    """Record in a configuration which units were removed, and the layout of the sites."""
     gone = by_site(sites.removed())
     for kind in {site.kind for site in sites}:
         numbers = {site.number: gone[site.index] for site in sites if site.kind == kind and site.index in gone}
@@ -54,19 +54,19 @@ def record_removed(sites: Sites, config: Any) -> None:
     config.pruned_layout = [row.layout(config) for row in sites.family.sites]
 
 
-def _call_pruned(model: nn.Module) -> None:
-    """Make transformers' own classifier one of its pruned class, whose `save_pretrained` writes what loads again."""
+def _use_pruned_class(model: nn.Module) -> None:
+    """Change a classifier's class to its pruned version, which saves a checkpoint that can be loaded again."""
     plain: Any = type(model)
     if plain.__module__.startswith("transformers.models.") and plain.__name__.endswith("ForSequenceClassification"):
         model.__class__ = pruned_class(plain)
 
 
 def dense(model: Any) -> Any:
-    """A copy of the pruned model in the shapes it had: removed units are there again with zero weights."""
+    """A copy of a pruned model with its original shapes, in which removed units have zero weights."""
     whole = copy.deepcopy(model)
     sites = find_sites(whole)
     for site in sites:
-        set_units(site.module, site.layout, site.total, _spread(site))
+        set_units(site.module, site.layout, site.total, _pad_with_zeros(site))
     whole.__class__ = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers.models."))
     config = _own_config(whole)
     for name in (*RECORDS.values(), "pruned_layout", "auto_map"):
@@ -75,8 +75,8 @@ def dense(model: Any) -> Any:
     return whole.eval()
 
 
-def _spread(site: Site) -> Any:
-    """Parameters with the surviving units in their old places and zeros between them."""
+def _pad_with_zeros(site: Site) -> Any:
+    """Copies parameters into tensors of the original size, with zeros for removed units."""
 
     def change(linear: nn.Module, name: str, dim: int, linear_map: dict[str, Any]) -> Tensor:
         parameter: Tensor = getattr(linear, name)
@@ -94,7 +94,7 @@ def _spread(site: Site) -> Any:
 
 
 def fill_empty_sites(model: nn.Module) -> None:
-    """Give every site without units one of zero weights, which changes nothing: for runtimes without empty tensors."""
+    """Give every empty site one unit of zero weights, for runtimes without empty tensors; the outputs stay the same."""
     for site in find_sites(model):
         if not site.survivors:
 
@@ -108,7 +108,7 @@ def fill_empty_sites(model: nn.Module) -> None:
 
 
 def check_removable(sites: Sites, units: list[Unit]) -> None:
-    """Refuse a unit that does not exist, is gone already or is named twice."""
+    """Refuse units that do not exist, were already removed or are listed twice."""
     for unit in units:
         if not 0 <= unit.site < len(sites):
             raise GnormError(f"There is no layer {unit.site}: this model has layers 0 to {len(sites) - 1}.")
@@ -117,15 +117,15 @@ def check_removable(sites: Sites, units: list[Unit]) -> None:
         if not 0 <= unit.index < site.total:
             raise GnormError(f"There is no {word} {unit.index} in {site}: it has {word}s 0 to {site.total - 1}.")
         if unit.index not in site.survivors:
-            raise GnormError(f"{word.capitalize()} {unit.index} of {site} was removed before.")
+            raise GnormError(f"{word.capitalize()} {unit.index} of {site} is already removed.")
     if len(set(units)) < len(units):
         twice = next(unit for unit in units if units.count(unit) > 1)
         site = sites[twice.site]
-        raise GnormError(f"{UNIT_WORDS[site.kind].capitalize()} {twice.index} of {site} is named twice.")
+        raise GnormError(f"{UNIT_WORDS[site.kind].capitalize()} {twice.index} of {site} is listed twice.")
 
 
 def _own_config(model: nn.Module) -> Any:
-    """Give the model its own configuration: other models may share the object, and they keep their units."""
+    """Give the model its own copy of its configuration, because other models may share the object."""
     shared = model.config
     own: Any = copy.deepcopy(shared)
     for module in model.modules():
@@ -140,13 +140,13 @@ def _cut(site: Site, gone: set[int]) -> None:
     count = len(site.survivors)
 
     def take(linear: nn.Module, name: str, dim: int, linear_map: dict[str, Any]) -> Tensor:
-        """These channels of a parameter, also where accelerate holds its values elsewhere (offloaded)."""
+        """Select the channels of a parameter, even if accelerate has offloaded it."""
         parameter: Tensor = getattr(linear, name)
         channels = torch.tensor(kept_channels(linear_map, site.layout, count, places), dtype=torch.long)
-        held: Any = getattr(getattr(linear, "_hf_hook", None), "weights_map", None)
-        if parameter.is_meta and held is not None:
-            # What accelerate reads a weight from looks into this dict first, then on the disk
-            held.dataset.state_dict[held.prefix + name] = held[name].index_select(dim, channels)
+        offloaded: Any = getattr(getattr(linear, "_hf_hook", None), "weights_map", None)
+        if parameter.is_meta and offloaded is not None:
+            # accelerate looks up a weight in this dict before it reads the disk
+            offloaded.dataset.state_dict[offloaded.prefix + name] = offloaded[name].index_select(dim, channels)
         return parameter.index_select(dim, channels.to(parameter.device))
 
     keep_units(site.module, site.layout, count, places, take)

@@ -1,5 +1,4 @@
-"""Running a model exactly and cheaply: layer by layer, with a cache, for outputs, gradients and attention maps; over
-several processes.
+"""Running a model exactly and cheaply, layer by layer and on several processes: outputs, gradients, attention maps.
 
-Passes measure. What the numbers mean for a unit is up to scores.
+Passes only measure; what the numbers say about a unit is decided in scores.
 """

@@ -1,4 +1,4 @@
-"""What the layers of a model computed for a batch, kept for the next pass over it."""
+"""A cache for what the layers of a model computed for a batch, for the next pass over that batch."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from greedy_gnorm.model.sites import Sites
 
 
 @dataclass(frozen=True)
-class KeptLayers:
-    """What the layers of a model left in their last pass over one batch, and the state each was in."""
+class CachedPass:
+    """What the layers of a model computed in the last pass over a batch, and the state that each was in."""
 
-    inputs: Any  # the batch's own tensors: they name the entry, and holding them keeps the name unique
+    inputs: Any  # the batch's tensors; their id is the key, which stays unique while they are referenced here
     states: Sequence[Hashable]
     layers: list[Any]
 
 
 class Cache:
-    """The last passes over some batches, within a budget of bytes; what does not fit is simply not kept."""
+    """The last passes over some batches, within a budget of bytes; a pass that does not fit is not stored."""
 
     def __init__(self, budget: int = 0) -> None:
         self.budget = budget
-        self._kept: dict[tuple[int, bool], KeptLayers] = {}
+        self._passes: dict[tuple[int, bool], CachedPass] = {}
         self._bytes: dict[tuple[int, bool], int] = {}
 
-    def get(self, inputs: Any, *, graph: bool) -> KeptLayers | None:
+    def get(self, inputs: Any, *, graph: bool) -> CachedPass | None:
         """The last pass over these inputs, with or without a graph for gradients."""
-        return self._kept.get((id(inputs), graph))
+        return self._passes.get((id(inputs), graph))
 
-    def knows(self, inputs: Any, *, graph: bool) -> bool:
-        """Whether the size of this pass is known, so that it need not be measured again."""
+    def knows_size(self, inputs: Any, *, graph: bool) -> bool:
+        """Whether the size of this pass has been measured."""
         return (id(inputs), graph) in self._bytes
 
-    def keep(self, layers: KeptLayers, *, graph: bool, size: int = 0) -> bool:
-        """Keep a pass if it fits; one that was kept once stays, for models only shrink."""
-        name = (id(layers.inputs), graph)
-        if name not in self._bytes:
+    def store(self, cached: CachedPass, *, graph: bool, size: int = 0) -> bool:
+        """Store a pass if it fits; one that fitted before fits again, because models only shrink."""
+        key = (id(cached.inputs), graph)
+        if key not in self._bytes:
             fits = sum(self._bytes.values()) + size <= self.budget
-            self._bytes[name] = size if fits else 0
+            self._bytes[key] = size if fits else 0
             if fits:
-                self._kept[name] = layers
+                self._passes[key] = cached
             return fits
-        if name in self._kept:
-            self._kept[name] = layers
-        return name in self._kept
+        if key in self._passes:
+            self._passes[key] = cached
+        return key in self._passes
 
 
 def cache_of(sites: Sites) -> Cache:

@@ -1,4 +1,4 @@
-"""Quality of a model on the evaluation rows."""
+"""Measuring the quality of a model."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from greedy_gnorm.tasks.task import task_of
 
 
 def evaluate(sites: Sites, batches: Batches) -> dict[str, float]:
-    """The task's measures on these rows, those of other processes included."""
+    """The task's measures on these rows and those of the other processes."""
     statistics = row_statistics(sites, batches)
     if not torch.isfinite(statistics).all():
-        raise NonFiniteScore("The model's outputs on the evaluation rows are NaN or infinite. Are all weights finite?")
+        raise NonFiniteScore("The model's outputs on evaluation rows are NaN or infinite. Check its weights for NaN.")
     return dict(task_of(sites.model).measures(statistics.numpy()))
 
 
 def row_statistics(sites: Sites, batches: Batches) -> Tensor:
-    """What the measures need of every row, (N, S) in float64, in the order of the data; NaN where an output is none."""
+    """The task's statistics of every row in the order of the data, (N, S) float64; NaN if an output is not finite."""
     task = task_of(sites.model)
     found: list[Tensor] = []
     with evaluating(sites.model), without_gradients(sites.model):
         for batch in batches:
             if batch.labels is None:
-                raise DataError("Quality needs labels, and these evaluation rows have none.")
+                raise DataError("Measuring quality requires labels, but the evaluation rows have none.")
             exact = outputs(sites, batch).double()
             statistics = task.row_statistics(exact, batch.labels.to(exact.device)).cpu()
             finite = torch.isfinite(exact.cpu()).flatten(1).all(1)

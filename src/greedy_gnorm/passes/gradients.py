@@ -1,16 +1,16 @@
-"""Per-row gradients of each unit, from one backward pass per batch: of the Q, K and V weights, of gates, of maps.
+"""Gradients for each row and unit, from one backward pass per batch: of Q, K and V weights, gates and attention maps.
 
-A map with input X (T, d) and output gradient g (T, D) has the weight gradient X^T g. The squared norm of the columns of
-unit h is `sum over t and over d in h of g * (X X^T g)`: the Gram form needs no weight gradient. Where a row is long
-against the width, forming X^T g row by row is cheaper; both are exact.
+A linear map with input X (T, d) and output gradient g (T, D) has the weight gradient X^T g. The squared norm of the
+columns of unit h is `sum over t and over d in h of g * (X X^T g)`, the Gram form, which needs no weight gradient. If a
+row is long compared with the width, it is cheaper to form X^T g row by row; both ways are exact.
 
-In float32 the Gram form squares |X| before it cancels: where all tokens are alike and their gradients add up to
-nothing, as those of keys always do, the error grows with |mean|^2 / |deviation|^2. So X is centred first, which changes
+In float32 the Gram form squares |X| before terms cancel: if all tokens are similar and their gradients sum to zero, as
+those of keys always do, its error grows with |mean|^2 / |deviation|^2. X is therefore centred first, which changes
 nothing in exact arithmetic: with the mean m as one more token, whose gradient is the sum s of all gradients,
 
     X^T g  =  [m; X - m]^T [s; g]
 
-and the error grows with |mean| / |deviation| only, as it does when X^T g is formed.
+and the error grows only with |mean| / |deviation|, as it does when X^T g is formed.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.model.gates import gates
 from greedy_gnorm.model.modes import frozen
 from greedy_gnorm.model.sites import Site, Sites, weight_of
-from greedy_gnorm.passes.layers import CONTEXT, Trace, backward, gradients_inside
+from greedy_gnorm.passes.layers import CONTEXT, Trace, backward, site_gradients
 from greedy_gnorm.passes.maps import attention_maps
 from greedy_gnorm.passes.means import row_means
 from greedy_gnorm.tasks.objectives import Objective
 from greedy_gnorm.units import Matrix, Unit, Vector
 
 PROJECTIONS = ("q", "k", "v")
-"""The parts of a head whose gradients the paper scores."""
+"""The parts of a head whose gradients the paper uses."""
 
 
 def gradient_norms(sites: Sites, batches: Batches, objective: Objective) -> dict[str, list[Vector]]:
-    """Mean over rows of the norm of each head's weight gradient: {"q", "k", "v"}, a vector per site."""
+    """The mean over rows of the norm of each head's weight gradient: for "q", "k" and "v", a vector per site."""
     with frozen(sites.model):
         means = row_means(sites, batches, lambda batch: row_norms(sites, batch, objective))
     return {name: sites.expand([mean[place] for mean in means]) for place, name in enumerate(PROJECTIONS)}
 
 
 def row_norms(sites: Sites, batch: Batch, objective: Objective) -> list[Tensor]:
-    """The norms for each row of one batch, a (3, B, survivors) float64 tensor per site."""
+    """The norms for each row of a batch, a (3, B, survivors) float64 tensor per site."""
     mask = batch.real_tokens()
     norms = {
         trace.site.index: _site_norms(trace, gradients, mask, sites.savings.gram)
-        for trace, gradients in gradients_inside(sites, batch, objective, lambda site: list(site.inputs))
+        for trace, gradients in site_gradients(sites, batch, objective, lambda site: list(site.inputs))
     }
     empty = torch.zeros(len(PROJECTIONS), len(batch), 0, dtype=torch.float64)
     return [norms.get(site.index, empty) for site in sites]
@@ -56,33 +56,33 @@ def _site_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_al
     """The norms at one site, (3, B, survivors), from the gradients of the outputs of its input maps."""
     site, remaining = trace.site, iter(gradients)
     by_path = {path: [next(remaining) for _ in outputs] for path, outputs in trace.outputs.items() if path != CONTEXT}
-    shared: dict[int, Inputs] = {}  # maps that share their input share its Gram matrix
+    shared: dict[int, Inputs] = {}  # linear maps with the same input share its Gram matrix
     norms = []
     for name in PROJECTIONS:
         path, size = site.parts[name], site.sizes[name]
-        seen = trace.inputs[path]
-        inputs = shared.setdefault(seen[0].data_ptr(), Inputs(seen, mask))
-        gradient = site.part(name, along_time(by_path[path]).to(inputs.rows.dtype))
+        applications = trace.inputs[path]
+        inputs = shared.setdefault(applications[0].data_ptr(), Inputs(applications, mask))
+        gradient = site.part(name, concat_along_time(by_path[path]).to(inputs.rows.dtype))
         width = size * len(site.survivors)
         gram = gram_allowed and gram_is_cheaper(inputs.rows.shape[1], inputs.rows.shape[2], width)
         norms.append(unit_norms(inputs, gradient, size, gram=gram))
     return torch.stack(norms)
 
 
-def along_time(parts: Sequence[Tensor]) -> Tensor:
-    """The weight gradient is a sum over applications, so they are stacked along time: (B, applications * T, d)."""
+def concat_along_time(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate applications along time, (B, applications * T, d): the weight gradient is a sum over them."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
 
 
 class Inputs:
-    """The inputs of a map in one pass, (B, T, d), and their centred Gram form when it is asked for.
+    """The inputs of a linear map in one pass, (B, T, d), and their centred Gram form, computed when needed.
 
-    `mask` is 1 for a token and 0 for padding, (B, T); several applications are centred each by itself.
+    `mask` is 1 for a token and 0 for padding, (B, T); each application is centred separately.
     """
 
     def __init__(self, applications: Sequence[Tensor], mask: Tensor) -> None:
         exact = torch.promote_types(applications[0].dtype, torch.float32)
-        self.rows = along_time(applications).to(exact)
+        self.rows = concat_along_time(applications).to(exact)
         self._count = len(applications)
         self._mask = mask
         self._gram: CentredGram | None = None
@@ -121,19 +121,19 @@ class CentredGram:
 
 
 def gram_is_cheaper(length: int, inputs: int, outputs: int) -> bool:
-    """Whether X X^T once and its product with three g cost fewer multiplications than three X^T g."""
+    """Whether one X X^T and its products with three g take fewer multiplications than three X^T g."""
     return length * (inputs + 3 * outputs) < 3 * inputs * outputs
 
 
 SAFE = 2.0**-40
-"""Gradients between this and its inverse can be squared and summed in float32 as they are."""
+"""Gradients between this and its inverse can be squared and summed in float32 without scaling."""
 
 
 def unit_norms(inputs: Inputs, gradient: Tensor, size: int, *, gram: bool) -> Tensor:
-    """Norms of the units' blocks of X^T g for each row, (B, units) in float64; by the Gram form if asked for."""
+    """The norms of the units' blocks of X^T g for each row, (B, units) in float64, with or without the Gram form."""
     rows, length, width = gradient.shape
     units = gradient.view(rows, length, width // size, size)  # (B, T, H, d_h)
-    # Squares of vanishing gradients leave float32's range: a power of two per unit takes them out and back, exactly
+    # Squares of tiny gradients underflow in float32: scaling each unit by a power of two is exact and avoids it
     largest = torch.linalg.vector_norm(units, ord=torch.inf, dim=(1, 3))  # (B, H)
     scale = torch.ones_like(largest)
     if ((largest < SAFE) & (largest > 0)).any() or (largest > 1 / SAFE).any():
@@ -150,12 +150,12 @@ def _by_unit(terms: Tensor, size: int) -> Tensor:
 
 
 def gate_gradients(sites: Sites, batch: Batch, objective: Objective) -> list[Tensor]:
-    """The derivative of each row's objective by a gate on each unit's output, (B, survivors) float64 per site.
+    """The derivative of each row's objective with respect to a gate on each unit, (B, survivors) float64 per site.
 
-    It is the sum over tokens and channels of the unit's output times its gradient; a shared site's applications add.
+    It is the sum over tokens, channels and applications of the unit's output times its gradient.
     """
     derivatives = [torch.zeros(len(batch), len(site.survivors), dtype=torch.float64) for site in sites]
-    for trace, gradients in gradients_inside(sites, batch, objective, lambda site: [CONTEXT]):
+    for trace, gradients in site_gradients(sites, batch, objective, lambda site: [CONTEXT]):
         for context, gradient in zip(trace.outputs[CONTEXT], gradients, strict=True):
             products = (context.detach().double() * gradient.double()).sum(1)  # (B, D)
             derivatives[trace.site.index] += products.view(len(batch), -1, trace.site.output_size).sum(-1).cpu()
@@ -165,36 +165,34 @@ def gate_gradients(sites: Sites, batch: Batch, objective: Objective) -> list[Ten
 def map_gradients(
     sites: Sites, batch: Batch, objective: Objective, change: Callable[[Site, int, Tensor], Tensor]
 ) -> list[list[tuple[Tensor, Tensor]]]:
-    """For each site and application the attention map, as `change` left it, and its gradient: (B, heads, T, T) both.
+    """The attention map returned by `change` and its gradient, both (B, heads, T, T), by site and application.
 
-    `change` gets the site, the number of the application and the map.
+    `change` is called with the site, the number of the application and the map.
     """
     maps: list[list[Tensor]] = [[] for _ in sites]
 
-    def see(site: Site, weights: Tensor) -> Tensor:
-        seen = maps[site.index]
-        weights = change(site, len(seen), weights)
-        seen.append(weights if weights.requires_grad else weights.requires_grad_())
-        return seen[-1]
+    def record(site: Site, weights: Tensor) -> Tensor:
+        own = maps[site.index]
+        weights = change(site, len(own), weights)
+        own.append(weights if weights.requires_grad else weights.requires_grad_())
+        return own[-1]
 
-    with attention_maps(sites, see):
-        gradients = iter(
-            backward(sites.model, batch, objective, lambda: [weights for some in maps for weights in some])
-        )
-    return [[(weights.detach(), next(gradients)) for weights in some] for some in maps]
+    with attention_maps(sites, record):
+        gradients = iter(backward(sites.model, batch, objective, lambda: [weights for own in maps for weights in own]))
+    return [[(weights.detach(), next(gradients)) for weights in own] for own in maps]
 
 
 def gradient_change(sites: Sites, batches: Batches, objective: Objective, head: Unit) -> list[Matrix]:
-    """G' - G of every site's query weight when this head goes, averaged over blocks of the head size."""
+    """The change of every site's query gradient when this head is removed, averaged over blocks of the head size."""
     gate = torch.tensor([0.0 if index == head.index else 1.0 for index in sites[head.site].survivors])
     before = _mean_query_gradients(sites, batches, objective)
     with gates(sites, {head.site: gate}):
         after = _mean_query_gradients(sites, batches, objective)
-    return [_pooled(new - old, site.sizes["q"]) for site, new, old in zip(sites, after, before, strict=True)]
+    return [_block_means(new - old, site.sizes["q"]) for site, new, old in zip(sites, after, before, strict=True)]
 
 
 def _mean_query_gradients(sites: Sites, batches: Batches, objective: Objective) -> list[Tensor]:
-    """The gradient of the mean objective by each site's whole query weight, (D, d) per site, formed plainly."""
+    """The gradient of the mean objective with respect to each site's query weight, (D, d) per site."""
     weights = [weight_of(site.inputs[site.parts["q"]]) for site in sites]
     totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
     with frozen(sites.model):
@@ -206,7 +204,7 @@ def _mean_query_gradients(sites: Sites, batches: Batches, objective: Objective) 
     return totals
 
 
-def _pooled(matrix: Tensor, size: int) -> Matrix:
+def _block_means(matrix: Tensor, size: int) -> Matrix:
     rows, columns = (length // size for length in matrix.shape)
     blocks = matrix.view(rows, size, columns, size).mean((1, 3))
     pooled: Matrix = blocks.cpu().numpy()

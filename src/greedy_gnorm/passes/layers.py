@@ -1,8 +1,8 @@
-"""Passes of a model over a batch: its outputs, and gradients inside the sites.
+"""Passes of a model over a batch: its outputs, and gradients inside its sites.
 
 A stack of layers is run layer by layer. Each layer starts from its detached input, so that it has a small graph of its
-own, and the backward pass goes down from graph to graph. What a layer computed can therefore be kept: the next pass
-over the same batch runs only the lowest layer that changed and those above it.
+own, and the backward pass goes from graph to graph. The results of a layer can therefore be cached: the next pass over
+the same batch runs only the lowest layer that changed and those above it.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from transformers import AutoModelForSequenceClassification
 from greedy_gnorm.data.batches import Batch
 from greedy_gnorm.model.modes import frozen
 from greedy_gnorm.model.sites import Layer, Site, Sites
-from greedy_gnorm.passes.cache import KeptLayers, cache_of
+from greedy_gnorm.passes.cache import CachedPass, cache_of
 from greedy_gnorm.tasks.objectives import LOGITS, Objective
 from greedy_gnorm.tasks.task import task_of
 
 CONTEXT = "context"
-"""The name of what goes into a site's output map: the joint output of its units."""
+"""The name of the input of a site's output map: the concatenated outputs of its units."""
 
 
 @dataclass
 class Trace:
-    """What one site saw in a forward pass: an entry per application (ALBERT has several)."""
+    """The inputs and outputs of a site in a forward pass, one entry per application (ALBERT has several)."""
 
     site: Site
     inputs: dict[str, list[Tensor]]  # of each input map, (B, T, d)
-    outputs: dict[str, list[Tensor]]  # of each input map, and what goes into the output map, (B, T, D)
+    outputs: dict[str, list[Tensor]]  # of each input map, and CONTEXT, (B, T, D)
 
     @classmethod
     def of(cls, site: Site) -> Trace:
         return cls(site, {path: [] for path in site.inputs}, {path: [] for path in (*site.inputs, CONTEXT)})
 
-    def named(self, names: Sequence[str]) -> list[Tensor]:
-        """The outputs of these names, one after the other."""
+    def select(self, names: Sequence[str]) -> list[Tensor]:
+        """The outputs with these names, as one list."""
         return [output for name in names for output in self.outputs[name]]
 
 
 @dataclass(frozen=True)
 class LayerPass:
-    """One layer's last pass over a batch; with a graph of its own, from `source` to `output`, if it was asked for."""
+    """A layer's last pass over a batch; with gradients it has its own graph, from `source` to `output`."""
 
     source: Tensor
     output: Tensor
@@ -54,45 +54,45 @@ class LayerPass:
 
 
 def outputs(sites: Sites, batch: Batch) -> Tensor:
-    """The model's outputs without gradients; a forward pass that scoring needs anyway serves for both."""
+    """The model's outputs without gradients; a forward pass made for scoring is reused."""
     task = task_of(sites.model)
     if not (sites.layers and sites.savings.kept_layers):
-        with narrowed(sites):
+        with first_token_only(sites):
             return task.outputs(sites.model, batch)
     if cache_of(sites).get(batch.inputs, graph=True) is not None:
-        with frozen(sites.model), torch.inference_mode(False), torch.enable_grad(), layered(sites, batch, graph=True):
+        with frozen(sites.model), torch.inference_mode(False), torch.enable_grad(), by_layer(sites, batch, graph=True):
             return task.outputs(sites.model, batch).detach()
-    with layered(sites, batch, graph=False):
+    with by_layer(sites, batch, graph=False):
         return task.outputs(sites.model, batch)
 
 
 Names = Callable[[Site], Sequence[str]]
-"""Which outputs of a site are looked at: paths of its input maps, or CONTEXT."""
+"""Takes a site and returns the names of the outputs to use: paths of its input maps, or CONTEXT."""
 
 
-def gradients_inside(
+def site_gradients(
     sites: Sites, batch: Batch, objective: Objective, names: Names
 ) -> Iterator[tuple[Trace, list[Tensor]]]:
-    """For each site with units, what it saw and the gradients of the summed objective at its named outputs."""
+    """For each site with units, its trace and the gradients of the summed objective at the named outputs."""
     if not (sites.layers and sites.savings.kept_layers and objective.reads == LOGITS):
         yield from _gradients_at_once(sites, batch, objective, names)
         return
     with torch.inference_mode(False), torch.enable_grad():
-        with layered(sites, batch, graph=True) as stack:
+        with by_layer(sites, batch, graph=True) as stack:
             values = row_values(sites.model, batch, objective)
-        kept = cache_of(sites).get(batch.inputs, graph=True) is not None
-        lowest = _lowest(sites)
+        cached = cache_of(sites).get(batch.inputs, graph=True) is not None
+        lowest = _lowest_layer(sites)
         (gradient,) = torch.autograd.grad(values.sum(), [stack.top])
         for place in reversed(range(lowest, len(stack.passes))):
             this = stack.passes[place]
             traces = [trace for trace in this.traces if trace.site.survivors]
-            targets = [target for trace in traces for target in trace.named(names(trace.site))]
+            targets = [target for trace in traces for target in trace.select(names(trace.site))]
             below = [this.source] if place > lowest else []
-            found = torch.autograd.grad(this.output, [*targets, *below], gradient, retain_graph=kept)
+            found = torch.autograd.grad(this.output, [*targets, *below], gradient, retain_graph=cached)
             gradient = found[-1]
             gradients = iter(found)
             for trace in traces:
-                yield trace, [next(gradients) for _ in trace.named(names(trace.site))]
+                yield trace, [next(gradients) for _ in trace.select(names(trace.site))]
 
 
 def _gradients_at_once(
@@ -100,40 +100,40 @@ def _gradients_at_once(
 ) -> Iterator[tuple[Trace, list[Tensor]]]:
     with ExitStack() as stack:
         if objective.reads == LOGITS:
-            stack.enter_context(narrowed(sites))
+            stack.enter_context(first_token_only(sites))
         traces = [Trace.of(site) for site in sites if site.survivors]
-        stack.enter_context(traced(traces))
-        seen = backward(
-            sites.model, batch, objective, lambda: [t for trace in traces for t in trace.named(names(trace.site))]
+        stack.enter_context(record_traces(traces))
+        found = backward(
+            sites.model, batch, objective, lambda: [t for trace in traces for t in trace.select(names(trace.site))]
         )
-    gradients = iter(seen)
+    gradients = iter(found)
     for trace in traces:
-        yield trace, [next(gradients) for _ in trace.named(names(trace.site))]
+        yield trace, [next(gradients) for _ in trace.select(names(trace.site))]
 
 
 def backward(
     model: nn.Module, batch: Batch, objective: Objective, targets: Callable[[], Sequence[Tensor]]
 ) -> Sequence[Tensor]:
-    """The gradients of the summed objective at the tensors that `targets` names once the model has run."""
+    """The gradients of the summed objective at the tensors that `targets` returns after the forward pass."""
     with torch.inference_mode(False), torch.enable_grad():
         values = row_values(model, batch, objective)
-        where = targets()
-        return torch.autograd.grad(values.sum(), where) if where else ()
+        tensors = targets()
+        return torch.autograd.grad(values.sum(), tensors) if tensors else ()
 
 
 def row_values(model: nn.Module, batch: Batch, objective: Objective) -> Tensor:
-    """The objective's number for each row, (B,)."""
+    """The objective of each row, (B,)."""
     values = objective(model, batch)
     if values.shape != (len(batch),):
-        raise ValueError(f"an objective gives one number per row, not {tuple(values.shape)}")
+        raise ValueError(f"an objective must return one number per row, not shape {tuple(values.shape)}")
     return values
 
 
 @contextmanager
-def traced(traces: Sequence[Trace]) -> Iterator[None]:
-    """Record what goes through the maps of some sites while the model runs.
+def record_traces(traces: Sequence[Trace]) -> Iterator[None]:
+    """Record the inputs and outputs of the linear maps of some sites while the model runs.
 
-    The outputs are where the graph begins: no gradient flows to weights or embeddings.
+    The graph begins at these outputs: no gradient flows to weights or embeddings.
     """
     with ExitStack() as stack:
         for trace in traces:
@@ -160,22 +160,24 @@ def _record_context(trace: Trace) -> Callable[[nn.Module, tuple[Any, ...]], None
 
 @dataclass
 class Stack:
-    """The passes of all layers in one pass of the model, and the last output as the classifier got it."""
+    """The passes of all layers in one pass of the model, and the last output as the classifier receives it."""
 
     passes: list[LayerPass]
     top: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-def _lowest(sites: Sites) -> int:
-    """The place of the lowest layer that has units."""
+def _lowest_layer(sites: Sites) -> int:
+    """The index of the lowest layer that has units."""
     occupied = (place for place, layer in enumerate(sites.layers) if any(site.survivors for site in layer.sites))
     return next(occupied, len(sites.layers))
 
 
 @contextmanager
-def layered(sites: Sites, batch: Batch, *, graph: bool) -> Iterator[Stack]:
-    """While the model runs, once, over this batch: unchanged layers give what they gave, the others run from a
-    detached input. Afterwards their passes are kept if they fit."""
+def by_layer(sites: Sites, batch: Batch, *, graph: bool) -> Iterator[Stack]:
+    """Reuse the results of unchanged layers while the model runs once over this batch.
+
+    The other layers run from a detached input, and their passes are cached if they fit.
+    """
     cache = cache_of(sites)
     states = [tuple(site.state for site in layer.sites) for layer in sites.layers]
     last = cache.get(batch.inputs, graph=graph)
@@ -184,46 +186,46 @@ def layered(sites: Sites, batch: Batch, *, graph: bool) -> Iterator[Stack]:
         first = next((place for place, state in enumerate(states) if state != last.states[place]), len(states))
     stack = Stack(list(last.layers[:first]) if last is not None else [])
     with ExitStack() as patches:
-        patches.enter_context(narrowed(sites))
-        lowest = _lowest(sites)
+        patches.enter_context(first_token_only(sites))
+        lowest = _lowest_layer(sites)
         for place, layer in enumerate(sites.layers):
             traces = [Trace.of(site) for site in layer.sites]
             if graph and place >= first:
-                patches.enter_context(traced([trace for trace in traces if trace.site.survivors]))
-            step = _Step(place, place >= first, graph and place > lowest, traces)
-            patches.enter_context(_replaced(layer.module, _run_or_recall(layer, stack, step)))
+                patches.enter_context(record_traces([trace for trace in traces if trace.site.survivors]))
+            part = _LayerPart(place, place >= first, graph and place > lowest, traces)
+            patches.enter_context(_replace_forward(layer.module, _run_or_reuse(layer, stack, part)))
         yield stack
-    kept = KeptLayers(batch.inputs, states, stack.passes)
-    size = 0 if cache.knows(batch.inputs, graph=graph) else _bytes_of(stack.passes, sites.model)
-    cache.keep(kept, graph=graph, size=size)
+    current = CachedPass(batch.inputs, states, stack.passes)
+    size = 0 if cache.knows_size(batch.inputs, graph=graph) else _bytes_of(stack.passes, sites.model)
+    cache.store(current, graph=graph, size=size)
 
 
 @dataclass(frozen=True)
-class _Step:
-    """How one layer takes part in a pass: whether it runs, whether gradients go below it, what its sites see."""
+class _LayerPart:
+    """The part of a layer in a pass: whether it runs, whether its input needs a gradient, the traces of its sites."""
 
     place: int
     runs: bool
-    wants_gradient: bool
+    needs_gradient: bool
     traces: list[Trace]
 
 
-def _run_or_recall(layer: Layer, stack: Stack, step: _Step) -> Callable[..., Tensor]:
+def _run_or_reuse(layer: Layer, stack: Stack, part: _LayerPart) -> Callable[..., Tensor]:
     forward = layer.module.forward
 
     def run(hidden: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        if step.runs:
-            source = hidden.detach().requires_grad_(step.wants_gradient)
-            stack.passes.append(LayerPass(source, forward(source, *arguments, **options), step.traces))
-        stack.top = stack.passes[step.place].output.detach().requires_grad_(torch.is_grad_enabled())
+        if part.runs:
+            source = hidden.detach().requires_grad_(part.needs_gradient)
+            stack.passes.append(LayerPass(source, forward(source, *arguments, **options), part.traces))
+        stack.top = stack.passes[part.place].output.detach().requires_grad_(torch.is_grad_enabled())
         return stack.top
 
     return run
 
 
 @contextmanager
-def _replaced(module: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
-    """Another forward function for a module, for a while; one that another library put there comes back."""
+def _replace_forward(module: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
+    """Replace a module's forward function; one that another library had set is restored afterwards."""
     own = vars(module).get("forward")
     module.forward = forward
     try:
@@ -236,8 +238,8 @@ def _replaced(module: nn.Module, forward: Callable[..., Tensor]) -> Iterator[Non
 
 
 @contextmanager
-def narrowed(sites: Sites) -> Iterator[None]:
-    """Where the classifier reads the first token alone, the last layer computes no other behind its attention."""
+def first_token_only(sites: Sites) -> Iterator[None]:
+    """If the classifier reads only the first token, the last layer computes only that token after its attention."""
     path = sites.family.after_attention
     if not (sites.layers and path and sites.savings.first_token and reads_first_token(sites.model)):
         yield
@@ -251,7 +253,7 @@ def narrowed(sites: Sites) -> Iterator[None]:
 
 
 def reads_first_token(model: nn.Module) -> bool:
-    """Whether this is transformers' own classifier of its family, all of which look at the first token only."""
+    """Whether this is one of transformers' own classifiers, all of which read only the first token."""
     config: Any = model.config
     own: Any = AutoModelForSequenceClassification._model_mapping.get(type(config), None)
     heads = [part for name, part in model.named_children() if part is not getattr(model, "base_model", None)]
@@ -265,12 +267,12 @@ def reads_first_token(model: nn.Module) -> bool:
 
 
 def _bytes_of(passes: Sequence[LayerPass], model: nn.Module) -> int:
-    """The memory that keeping these passes takes: outputs, and what their graphs hold for the backward pass."""
+    """The memory that these passes take: outputs, and what their graphs store for the backward pass."""
     seen = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     total = 0
     for this in passes:
-        inputs = [tensor for trace in this.traces for some in trace.inputs.values() for tensor in some]
-        for tensor in (this.source, this.output, *inputs, *_saved(this.output)):
+        inputs = [tensor for trace in this.traces for tensors in trace.inputs.values() for tensor in tensors]
+        for tensor in (this.source, this.output, *inputs, *_saved_tensors(this.output)):
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())
@@ -278,8 +280,8 @@ def _bytes_of(passes: Sequence[LayerPass], model: nn.Module) -> int:
     return total
 
 
-def _saved(output: Tensor) -> Iterator[Tensor]:
-    """The tensors that the graph behind an output holds."""
+def _saved_tensors(output: Tensor) -> Iterator[Tensor]:
+    """The tensors that the graph of an output stores."""
     nodes, seen = [output.grad_fn], set()
     while nodes:
         node = nodes.pop()

@@ -1,4 +1,4 @@
-"""Attention maps: an eager pass in which every map can be looked at, and replaced, on its way."""
+"""Attention maps: an eager pass in which every map can be read and replaced."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from greedy_gnorm.units import ATTENTION
 
 NAME = "greedy_gnorm_maps"
 
-See = Callable[[Site, Tensor], Tensor]
-"""Gets a site and its map, (B, heads, T, T), at each application; gives the map to go on with.
+MapVisitor = Callable[[Site, Tensor], Tensor]
+"""Called with a site and its map, (B, heads, T, T), at each application; returns the map to use in its place.
 
-The map is in float32, or float64 if the model is: half precision would round what a score looks at.
+The map is in float32, or in float64 if the model is, because half precision would round what a score reads.
 """
 
 
 @dataclass
-class _Watcher:
-    """Who looks at the maps of a model for the time being."""
+class _Visit:
+    """The site of an attention module, and the visitor of its maps."""
 
     site: Site
-    see: See
+    visitor: MapVisitor
 
 
-_watchers: dict[int, _Watcher] = {}
-"""By the identity of the module that computes the attention; empty between passes, so that no model is kept alive."""
+_visits: dict[int, _Visit] = {}
+"""By the id of the module that computes the attention; empty between passes, so that no model is kept alive."""
 
 
 def _attend(
@@ -49,8 +49,8 @@ def _attend(
     if attention_mask is not None:
         weights = weights + attention_mask
     exact = torch.promote_types(weights.dtype, torch.float32)
-    watcher = _watchers[id(module)]
-    weights = watcher.see(watcher.site, torch.softmax(weights, dim=-1, dtype=exact))
+    visit = _visits[id(module)]
+    weights = visit.visitor(visit.site, torch.softmax(weights, dim=-1, dtype=exact))
     return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), weights
 
 
@@ -59,16 +59,16 @@ AttentionMaskInterface.register(NAME, eager_mask)
 
 
 @contextmanager
-def attention_maps(sites: Sites, see: See) -> Iterator[None]:
-    """Compute attention eagerly through `see` for a while; the model's own setting comes back afterwards."""
-    watchers = {id(site.owner): _Watcher(site, see) for site in sites if site.kind == ATTENTION}
+def attention_maps(sites: Sites, visitor: MapVisitor) -> Iterator[None]:
+    """Compute attention eagerly and pass every map to `visitor`; the model's own setting is restored afterwards."""
+    visits = {id(site.owner): _Visit(site, visitor) for site in sites if site.kind == ATTENTION}
     config: Any = sites.model.config
     own = config._attn_implementation
     try:
-        _watchers.update(watchers)
+        _visits.update(visits)
         config._attn_implementation = NAME
         yield
     finally:
         config._attn_implementation = own
-        for owner in watchers:
-            del _watchers[owner]
+        for owner in visits:
+            del _visits[owner]

@@ -1,4 +1,4 @@
-"""Means over rows of what each unit shows on each of them."""
+"""Means over rows of a value for each unit."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from greedy_gnorm.passes.processes import gather, gather_tensors
 from greedy_gnorm.units import Vector
 
 PerRow = Callable[[Batch], Sequence[Tensor]]
-"""For one batch, a tensor (..., B, survivors) per site."""
+"""Takes a batch and returns a tensor (..., B, survivors) for each site."""
 
 
 def row_means(sites: Sites, batches: Batches, per_row: PerRow) -> list[Vector]:
-    """The mean over all rows, (..., survivors) per site, summed in float64; a NaN or infinity stops with its place.
+    """The mean over the rows of all processes, (..., survivors) for each site, summed in float64.
 
-    Where several processes have a share of the rows each, the mean is over the rows of all.
+    Raises NonFiniteScore, with the layer and the rows, if a value is NaN or infinite.
     """
     sums: list[Tensor] = []
     problem = None
     for number, batch in enumerate(batches):
         values = per_row(batch)
-        problem = problem or _not_finite(sites, values, number, batch)
+        problem = problem or _find_non_finite(sites, values, number, batch)
         totals = [value.double().sum(-2).cpu() for value in values]
         sums = [total + more for total, more in zip(sums, totals, strict=True)] if sums else totals
     shares = gather([batches.rows, [list(total.shape) for total in sums], problem])
@@ -43,15 +43,15 @@ def row_means(sites: Sites, batches: Batches, per_row: PerRow) -> list[Vector]:
     return [part.reshape(shape) / rows for part, shape in zip(np.split(whole.numpy(), ends), shapes, strict=True)]
 
 
-def _not_finite(sites: Sites, values: Sequence[Tensor], number: int, batch: Batch) -> str | None:
+def _find_non_finite(sites: Sites, values: Sequence[Tensor], number: int, batch: Batch) -> str | None:
     for site, value in zip(sites, values, strict=True):
         if not torch.isfinite(value).all():
             return (
-                f"The score in {site} is NaN or infinite in batch {number} (rows {_some(batch.rows)} of the "
-                f"scoring data). Look for NaN in the model's weights, or score with --dtype float32."
+                f"The score in {site} is NaN or infinite in batch {number} (rows {_first_rows(batch.rows)} of the "
+                f"scoring data). Check the model's weights for NaN, or score with --dtype float32."
             )
     return None
 
 
-def _some(rows: tuple[int, ...], most: int = 5) -> str:
+def _first_rows(rows: tuple[int, ...], most: int = 5) -> str:
     return ", ".join(map(str, rows[:most])) + (", ..." if len(rows) > most else "")

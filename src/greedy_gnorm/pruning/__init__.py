@@ -1,4 +1,4 @@
-"""Methods, rules, the loop and a run.
+"""Pruning: methods, stopping rules, the greedy loop and the result of a run.
 
-The loop touches no module and writes no file: surgery cuts, records keep.
+The loop neither touches modules nor writes files: model.surgery removes units, and records stores the steps.
 """

@@ -1,4 +1,4 @@
-"""Curves of quality against units removed: what is read off them."""
+"""Curves of quality against units removed, and the numbers read from them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from greedy_gnorm.units import Measure, Step
 
 Walk = list[Step]
-"""The steps of one run."""
+"""The steps of a run."""
 
 Points = Sequence[tuple[float, float]]
 """(units removed, quality) after each step."""
 
 
 def curve(steps: Sequence[Step], measure: Measure) -> list[tuple[float, float]]:
-    """Units removed against quality."""
+    """The points of a run's curve."""
     points, gone = [], 0
     for step in steps:
         gone += len(step.removed)
@@ -25,9 +25,9 @@ def curve(steps: Sequence[Step], measure: Measure) -> list[tuple[float, float]]:
 
 
 def knee(points: Points, *, higher_is_better: bool = True) -> int:
-    """The place farthest on the good side of the chord from the first point to the last; the first of several.
+    """The index of the point farthest on the better side of the line from the first point to the last.
 
-    Both ends lie on the chord, at height 0; heights that differ by no more than rounding does are the same.
+    If several points are equally far, up to rounding, it is the first of them; both ends have height 0.
     """
     sign = 1.0 if higher_is_better else -1.0
     (x0, y0), (x1, y1) = points[0], points[-1]
@@ -43,19 +43,19 @@ def knee_of(steps: Sequence[Step], measure: Measure) -> int:
 
 
 def at_share(points: Points, share: float) -> float:
-    """Quality when this share of the units is gone, between two points by a straight line."""
+    """Quality when this share of the units is removed, interpolated linearly."""
     units, quality = zip(*points, strict=True)
     return float(np.interp(share * units[-1], units, quality))
 
 
 def mean_over_curve(points: Points) -> float:
-    """The curve's mean height: the area under it (trapezoids) over its width."""
+    """The mean height of the curve: the area under it (by trapezoids) divided by its width."""
     units, quality = zip(*points, strict=True)
     return float(np.trapezoid(quality, units) / (units[-1] - units[0]))
 
 
 def units_before_drop(points: Points, drop: float, *, higher_is_better: bool = True) -> float:
-    """How many units go before quality is first worse than the start by more than this."""
+    """How many units can be removed before quality first falls by more than this."""
     safe = 0.0
     for gone, quality in points:
         loss = points[0][1] - quality if higher_is_better else quality - points[0][1]

@@ -24,13 +24,13 @@ from greedy_gnorm.units import Cost, Scores, Step, Unit, removed_by
 
 @dataclass(frozen=True)
 class Protection:
-    """Units that stay: those named, and enough in each site to leave it a minimum."""
+    """Units that must stay: those listed, and a minimum number in each site."""
 
     units: frozenset[Unit] = frozenset()
     least_per_site: int = 0
 
     def removable(self, candidates: Sequence[Unit], left: Collection[Unit]) -> Iterator[Unit]:
-        """Those of the candidates that may go, in their order, each counted as gone for the next."""
+        """The candidates that may be removed, in order; each one counts as removed for the next."""
         remaining = Counter(unit.site for unit in left)
         for unit in candidates:
             if unit not in self.units and remaining[unit.site] > self.least_per_site:
@@ -40,7 +40,7 @@ class Protection:
 
 @dataclass
 class Memory:
-    """Results by the units that are gone: several walks of one model over the same rows share what they share."""
+    """Results by the set of removed units, shared by walks of the same model over the same rows."""
 
     scores: dict[tuple[object, frozenset[Unit]], Scores] = field(default_factory=dict)
     quality: dict[frozenset[Unit], Mapping[str, float]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run works on and by: rows to score, rows to evaluate, the way units are ranked, where it ends."""
+    """The inputs of a run: rows to score on, rows to evaluate on, how units are ranked, when to stop."""
 
     scoring: Batches
     evaluation: Batches
@@ -62,15 +62,15 @@ class Plan:
 
     @property
     def scoring_key(self) -> tuple[object, ...]:
-        """What two walks must have in common for one to use the other's scores."""
+        """What must be equal for one walk to use another's scores."""
         return (self.score.key, self.objective.name, self.scoring.fingerprint, self.scoring.seed)
 
 
 def prune_steps(sites: Sites, plan: Plan, history: Sequence[Step] = ()) -> Iterator[Step]:
-    """Score, pick, remove, evaluate, until a rule says stop; continues after `history`, whose units are gone."""
+    """Score, pick, remove and evaluate until a rule stops the run; continues after the steps in `history`."""
     steps = list(history)
     if not steps:
-        steps.append(_measured(sites, plan, 0, (), None, {}))
+        steps.append(_measure_step(sites, plan, 0, (), None, {}))
         yield steps[-1]
     scores = steps[-1].scores.without(steps[-1].removed) if steps[-1].scores is not None else None
     while steps[-1].stop is None:
@@ -81,7 +81,7 @@ def prune_steps(sites: Sites, plan: Plan, history: Sequence[Step] = ()) -> Itera
         units = pick(scores, sites, plan, gone=len(removed_by(steps)))
         with _timed(seconds, "remove"):
             remove(sites, units)
-        step = _measured(sites, plan, number, units, scores, seconds)
+        step = _measure_step(sites, plan, number, units, scores, seconds)
         reason = plan.rules.check([*steps, step])
         if reason is None and not any(plan.protection.removable(sites.survivors(), sites.survivors())):
             reason = "no head is left to remove"
@@ -91,14 +91,14 @@ def prune_steps(sites: Sites, plan: Plan, history: Sequence[Step] = ()) -> Itera
 
 
 def pick(scores: Scores, sites: Sites, plan: Plan, gone: int) -> tuple[Unit, ...]:
-    """The next units to go: the first in order that may, as many as the method takes and the rules allow."""
+    """The next units to remove: the first removable ones, as many as the method takes and the rules allow."""
     order = scores.order(highest_first=plan.method.highest_first)
     count = plan.method.heads_per_step
     if plan.rules.limit is not None:
         count = min(count, plan.rules.limit - gone)
     units = tuple(plan.protection.removable(order, sites.survivors()))[:count]
     if not units:
-        raise GnormError("No head can be removed: all that are left are protected.")
+        raise GnormError("No head can be removed: all remaining heads are protected.")
     return units
 
 
@@ -109,7 +109,7 @@ def _scored(sites: Sites, plan: Plan) -> Scores:
     return plan.memory.scores[key]
 
 
-def _measured(
+def _measure_step(
     sites: Sites,
     plan: Plan,
     number: int,
@@ -123,7 +123,9 @@ def _measured(
             plan.memory.quality[gone] = evaluate(sites, plan.evaluation)
         quality = plan.memory.quality[gone]
     if not all(map(math.isfinite, quality.values())):
-        raise NonFiniteScore(f"The quality at step {number} is not a number: {dict(quality)}. Are all weights finite?")
+        raise NonFiniteScore(
+            f"The quality at step {number} is NaN or infinite: {dict(quality)}. Check the weights for NaN."
+        )
     parameters = parameter_count(sites.model)
     return Step(number, removed, scores, quality, Cost(parameters, parameters * plan.bytes_per_parameter), seconds)
 

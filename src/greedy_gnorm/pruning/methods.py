@@ -1,4 +1,4 @@
-"""Strategies: a score, when to compute it again, which end goes first, how many heads a step."""
+"""Methods: a score, how often it is recomputed, which end is removed first, how many heads per step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEVER = 0
 
 @dataclass(frozen=True)
 class Method:
-    """`recompute` counts steps between scorings (1: every step, 0: once, on the unpruned model)."""
+    """`recompute` is the number of steps between scorings: 1 for every step, 0 for once, on the unpruned model."""
 
     score: str
     recompute: int
@@ -24,7 +24,7 @@ class Method:
     heads_per_step: int = 1
 
     def scores_at(self, step: int) -> bool:
-        """Whether this step (the first is 1) computes the scores anew."""
+        """Whether scores are recomputed at this step (the first is 1)."""
         return step == 1 or (self.recompute > 0 and (step - 1) % self.recompute == 0)
 
     def changed(self, recompute: int | None, heads_per_step: int | None) -> Method:
@@ -44,7 +44,7 @@ METHODS.add("inverse-ae", Method("entropy", NEVER))
 METHODS.add("random", Method("random", NEVER))
 
 PAPER = tuple(METHODS)
-"""The five that the paper compares."""
+"""The five methods that the paper compares."""
 
 METHODS.add("gnorm-static", Method("gnorm", NEVER))
 METHODS.add("ae-greedy", Method("entropy", EVERY_STEP, highest_first=True))
@@ -55,23 +55,23 @@ for _name in SCORES:
 
 
 def methods_named(text: str | Sequence[str]) -> list[str]:
-    """Names of methods from `a,b,c`, `paper` (the paper's five) or `all`.
+    """The names of methods in `a,b,c`, `paper` (the paper's five) or `all`.
 
-    `all` leaves out the greedy forms of scores that take many passes: they can be named.
+    `all` omits the greedy versions of scores that take many passes; they can be given by name.
     """
     names = text.split(",") if isinstance(text, str) else list(text)
-    chosen: list[str] = []
+    found: list[str] = []
     for name in (name.strip() for name in names):
         if name == "paper":
-            chosen += PAPER
+            found += PAPER
         elif name == "all":
-            chosen += [each for each in METHODS if not (METHODS[each].recompute and _takes_many_passes(each))]
+            found += [each for each in METHODS if not (METHODS[each].recompute and _takes_many_passes(each))]
         elif name:
             METHODS[name]
-            chosen.append(name)
-    if not chosen:
-        raise GnormError(f"Name the methods to compare: paper, all, or some of {', '.join(METHODS)}.")
-    return list(dict.fromkeys(chosen))
+            found.append(name)
+    if not found:
+        raise GnormError(f"Give the methods to compare: paper, all, or some of {', '.join(METHODS)}.")
+    return list(dict.fromkeys(found))
 
 
 def _takes_many_passes(method: str) -> bool:

@@ -1,4 +1,4 @@
-"""Before a run: the method's parts, the model, the rows, where and how it computes."""
+"""Preparing a run: its method, model, rows, device and precision."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from greedy_gnorm.units import ATTENTION, Cost, Unit
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run before its first step: the model as it came, the copy that is cut, the plan, the rows of all processes."""
+    """A run before its first step: the unpruned model, the copy to prune, the plan, the rows of all processes."""
 
     model: Any
     tokenizer: Any
     sites: Sites
     plan: Plan
-    rows: Mapping[str, tuple[Any, Batches]]  # scoring and evaluation: what was given as data, and its batches
+    rows: Mapping[str, tuple[Any, Batches]]  # for scoring and evaluation: the data as given, and its batches
     limit: int
 
 
 def prepare_run(model: Any, tokenizer: Any, data: Any, eval_data: Any, settings: Settings) -> Prepared:
-    """Load what was given by name, check it, and plan the run."""
+    """Load and check the inputs of a run, and plan it."""
     method, score, objective = resolve_method(settings)
     given_model = model
     model, tokenizer = load_inputs(model, tokenizer, settings)
@@ -74,52 +74,52 @@ def prepare_run(model: Any, tokenizer: Any, data: Any, eval_data: Any, settings:
 
 
 def resolve_method(given: Settings) -> tuple[Method, Score, Objective]:
-    """The method's parts, before anything is loaded: a wrong name fails at once."""
+    """Look up the method, score and objective before anything is loaded, so that a wrong name fails at once."""
     method = METHODS[given.method].changed(given.recompute, given.heads_per_step)
     score = score_with(method.score, given.score_options)
     check_names(given.stop)
     objective = objective_for(score, given)
     if objective.needs_reference and score.objective is not None and method.recompute == NEVER:
         raise GnormError(
-            f"{objective.name} is zero as long as no head is gone, so a score computed once would rank rounding "
-            f"errors: take a greedy method, not {given.method}, or another objective."
+            f"{objective.name} is zero until a head is removed, so a score that is computed once would rank rounding "
+            f"errors: use a greedy method instead of {given.method}, or another objective."
         )
     return method, score, objective
 
 
 def objective_for(score: Score, given: Settings) -> Objective:
-    """What the user says, else the score's own."""
+    """The objective in the settings, else the default of the score."""
     return OBJECTIVES[given.objective or score.objective or next(iter(OBJECTIVES))]
 
 
 def load_inputs(model: Any, tokenizer: Any, given: Settings) -> tuple[Any, Any]:
-    """The model and tokenizer themselves, where a folder or a name was given."""
+    """The model and the tokenizer, loaded if given as a folder or a name."""
     if isinstance(model, str | Path):
         tokenizer = tokenizer or model
         model = load(model, trust_remote_code=given.trust_remote_code)
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(tokenizer, trust_remote_code=given.trust_remote_code)
     if not find_sites(model).survivors():
-        raise GnormError("The model has no attention head left.")
+        raise GnormError("The model has no attention heads left.")
     return model, tokenizer
 
 
 def copy_sharing_weights(model: Any) -> Any:
-    """The same weights in a model of its own: what is hooked, switched or set there is not so in the caller's."""
+    """A copy of a model that shares its weights; hooks, modes and settings of the copy do not affect the original."""
     same: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
     same |= {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in model.parameters()}
     return copy.deepcopy(model, same)
 
 
 def working_copy(model: Any, source: Any, given: Settings) -> Any:
-    """The copy that is scored and cut: on one device, or loaded from its source over several and the disk."""
+    """The copy to score and prune: on one device, or loaded again across several devices and the disk."""
     dtype = dtype_for(model, given)
     if given.device_map is None:
         return copy.deepcopy(model).to(device_for(given), dtype)
     if not isinstance(source, str | Path):
-        raise GnormError("device_map needs the model's folder or name: its weights are loaded piece by piece.")
+        raise GnormError("device_map requires the model's folder or name, because weights are loaded piece by piece.")
     if importlib.util.find_spec("accelerate") is None:
-        raise GnormError("device_map needs accelerate: pip install accelerate.")
+        raise GnormError("device_map requires accelerate: pip install accelerate.")
     folder = tempfile.mkdtemp(prefix="gnorm-offload-")
     try:
         spread = load(
@@ -152,7 +152,7 @@ def device_for(given: Settings) -> torch.device:
 
 
 def dtype_for(model: nn.Module, given: Settings) -> torch.dtype:
-    """The precision to work in: what the user says, else the model's own but never half."""
+    """The precision to compute in: that of the settings, else the model's own, but at least float32."""
     if given.dtype != "auto":
         named: torch.dtype = getattr(torch, given.dtype)
         return named
@@ -182,11 +182,11 @@ def _protected_units(entry: int | tuple[int, int], sites: Sites) -> list[Unit]:
 
 
 def situation_of(sites: Sites, protection: Protection) -> Situation:
-    """What rules may know of a run beforehand."""
+    """What is known about a run before it starts."""
     survivors = sites.survivors()
     removable = list(protection.removable(survivors, survivors))
     if not removable:
-        raise GnormError("No head can be removed: all are protected, or needed for min_heads.")
+        raise GnormError("No head can be removed: all are protected, or required by min_heads.")
     parameters = parameter_count(sites.model)
     saved = sum(sites[unit.site].unit_cost().parameters for unit in removable)
     return Situation(

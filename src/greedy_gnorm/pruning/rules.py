@@ -17,7 +17,7 @@ History = Sequence[Step]
 
 @dataclass(frozen=True)
 class Situation:
-    """What a rule may know beforehand: units, removable units, the cost now and at the least, the measure."""
+    """What is known before a run: units, removable units, the cost now and the least possible, the measure."""
 
     units: int
     removable: int
@@ -27,15 +27,15 @@ class Situation:
 
 
 def last(history: History) -> int:
-    """The step at the end."""
+    """The last step."""
     return len(history) - 1
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`check` gives the reason to stop, or None; `choose` the solution among the steps if this rule stopped the run.
+    """`check` returns the reason to stop, or None; `choose` the solution among the steps if this rule stopped the run.
 
-    `limit` is how many heads may go at most; `at_knee` asks for the knee of whatever was walked.
+    `limit` is the largest number of heads to remove; with `at_knee` the solution is the knee of the curve.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class RuleKind:
-    """A way to write a rule: its form, what it means, and how the text behind `=` becomes a Rule."""
+    """A kind of rule: how it is written, what it means, and a function from the text after `=` to a Rule."""
 
     form: str
     about: str
@@ -58,7 +58,7 @@ RULES: Registry[RuleKind] = Registry("stopping rule")
 
 
 def rule(form: str, about: str) -> Callable[[Callable[[str, Situation], Rule]], Callable[[str, Situation], Rule]]:
-    """Register a builder of rules under the name at the front of its form."""
+    """Register a function that builds rules, under the name at the start of its form."""
 
     def register(build: Callable[[str, Situation], Rule]) -> Callable[[str, Situation], Rule]:
         RULES.add(form.partition("=")[0], RuleKind(form, about, build))
@@ -69,36 +69,36 @@ def rule(form: str, about: str) -> Callable[[Callable[[str, Situation], Rule]], 
 
 @dataclass(frozen=True)
 class Rules:
-    """Several rules: the first that fires stops."""
+    """Several rules; the first that fires stops the run."""
 
     rules: tuple[Rule, ...]
     measure: Measure
 
     @property
     def limit(self) -> int | None:
-        """How many heads may go before some rule is sure to stop."""
+        """The number of heads after which some rule is certain to stop the run."""
         return min((rule.limit for rule in self.rules if rule.limit is not None), default=None)
 
     def check(self, history: History) -> str | None:
-        """The reason of the first rule that fires."""
+        """The reason of the first rule that fires, or None."""
         return next((reason for rule in self.rules if (reason := rule.check(history))), None)
 
     def solution(self, history: History) -> int:
-        """The chosen step: the earliest that a rule which fired points to, or the knee of the stretch up to there."""
+        """The chosen step: the earliest one chosen by a rule that fired, or the knee of the curve up to it."""
         end = min((rule.choose(history) for rule in self.rules if rule.check(history)), default=last(history))
         return knee_of(history[: end + 1], self.measure) if any(rule.at_knee for rule in self.rules) else end
 
 
 def parse_rules(texts: Sequence[str], situation: Situation) -> Rules:
-    """Rules from their written form; several in one text are divided by commas."""
+    """Parse rules; several in one text are separated by commas."""
     parts = [part.strip() for text in texts for part in text.split(",") if part.strip()]
     if not parts:
-        raise GnormError(f"Say when to stop: {forms()}.")
+        raise GnormError(f"Give a stopping rule: {forms()}.")
     return Rules(tuple(_parse(part, situation) for part in parts), situation.measure)
 
 
 def check_names(texts: Sequence[str]) -> None:
-    """Refuse rules of unknown name before anything is loaded."""
+    """Refuse unknown rules before anything is loaded."""
     for text in texts:
         for part in text.split(","):
             if part.strip():
@@ -109,16 +109,16 @@ def _parse(text: str, situation: Situation) -> Rule:
     name, sign, argument = text.partition("=")
     kind = RULES[name]
     if bool(sign) != ("=" in kind.form):
-        raise GnormError(f"The stopping rule {text!r} is written {kind.form!r}.")
+        raise GnormError(f"Write the stopping rule {text!r} as {kind.form!r}.")
     return kind.build(argument, situation)
 
 
 def forms() -> str:
-    """The ways to write a rule, for messages and help."""
+    """All forms of rules, for messages and help."""
     return ", ".join(RULES[name].form for name in RULES)
 
 
-@rule("heads=N", "when N heads are gone")
+@rule("heads=N", "when N heads have been removed")
 def heads(argument: str, situation: Situation) -> Rule:
     count = int(argument) if argument.isdecimal() and len(argument) < 10 else 0
     if not 1 <= count <= situation.removable:
@@ -126,7 +126,7 @@ def heads(argument: str, situation: Situation) -> Rule:
     return _count_rule(f"heads={count}", count)
 
 
-@rule("fraction=F", "when this fraction of all heads is gone")
+@rule("fraction=F", "when this fraction of all heads has been removed")
 def fraction(argument: str, situation: Situation) -> Rule:
     share = _number(argument)
     if share is None or not 0 < share <= 1:
@@ -149,10 +149,10 @@ def _count_rule(text: str, count: int) -> Rule:
 def params(argument: str, situation: Situation) -> Rule:
     target = _parameter_count(argument)
     if target >= situation.cost.parameters:
-        raise GnormError(f"params={argument}: the model has {situation.cost.parameters:,} parameters already.")
+        raise GnormError(f"params={argument}: the model has only {situation.cost.parameters:,} parameters.")
     if target < situation.least.parameters:
         raise GnormError(
-            f"params={argument} can't be reached by removing heads: with all of them gone, "
+            f"params={argument} can't be reached by removing heads: without any head, "
             f"{situation.least.parameters:,} parameters remain."
         )
 
@@ -171,27 +171,27 @@ def _parameter_count(text: str) -> int:
     return round(float(match.group(1)) * unit)
 
 
-@rule("drop=D", "before quality is worse than at the start by more than D (0.01 is one point of accuracy)")
+@rule("drop=D", "before quality falls by more than D (0.01 is one point of accuracy)")
 def drop(argument: str, situation: Situation) -> Rule:
     allowed, measure = _number(argument), situation.measure
     end = math.inf if measure.largest is None else measure.largest
     if allowed is None or not 0 <= allowed < end:
         raise GnormError(f"drop={argument}: D must be at least 0 and below {end:g}; drop=0.01 allows a loss of 0.01.")
 
-    def fallen(history: History) -> int | None:
+    def first_below(history: History) -> int | None:
         floor = measure.worth(measure.of(history[0])) - allowed - 1e-12
         worths = [measure.worth(measure.of(step)) for step in history]
         return next((place for place, worth in enumerate(worths) if not worth >= floor), None)
 
     def check(history: History) -> str | None:
-        if (place := fallen(history)) is None:
+        if (place := first_below(history)) is None:
             return None
         before, after = measure.of(history[0]), measure.of(history[place])
         verb = "fell" if measure.higher_is_better else "rose"
         return f"drop={argument}: {measure.name} {verb} from {before:.4f} to {after:.4f}"
 
     def choose(history: History) -> int:
-        place = fallen(history)
+        place = first_below(history)
         return last(history) if place is None else place - 1
 
     return Rule(f"drop={argument}", check, choose)
@@ -202,12 +202,12 @@ def _never(history: History) -> str | None:
 
 
 @rule("knee", "never; the solution is the knee of the whole curve")
-def to_knee(argument: str, situation: Situation) -> Rule:
+def knee(argument: str, situation: Situation) -> Rule:
     return Rule("knee", _never, at_knee=True)
 
 
-@rule("all", "never; every head goes, and the solution is the knee of the curve")
-def everything(argument: str, situation: Situation) -> Rule:
+@rule("all", "never; every head is removed, and the solution is the knee of the curve")
+def all_heads(argument: str, situation: Situation) -> Rule:
     return Rule("all", _never, at_knee=True)
 
 

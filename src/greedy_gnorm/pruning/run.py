@@ -1,4 +1,4 @@
-"""A run: its steps one after another, and what it came to."""
+"""A run: performing its steps, and the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from greedy_gnorm.tasks.task import TASKS
 from greedy_gnorm.units import Latency, Measure, SiteInfo, Step, Unit, by_site, removed_by
 
 OnStep = Callable[[Step, int, int], None]
-"""Called with each new step, the units gone so far and the number that may go in all."""
+"""Called with each new step, the number of units removed so far and the most that can be removed."""
 
 
 def walk(
@@ -29,7 +29,7 @@ def walk(
     record: Callable[[Step], None] | None = None,
     on_step: OnStep | None = None,
 ) -> list[Step]:
-    """All steps: those of an earlier run first (their units removed), then new ones, recorded as they come."""
+    """Repeat the removals of an earlier run, then perform and record new steps; returns all steps."""
     steps = list(history)
     remove(sites, removed_by(steps))
     for step in prune_steps(sites, plan, steps):
@@ -44,7 +44,7 @@ def walk(
 def at_step(model: Any, steps: Sequence[Step], step: int) -> Any:
     """A copy of the unpruned model without the units that the steps up to this one removed."""
     if not 0 <= step < len(steps):
-        raise GnormError(f"There is no step {step}: the steps go from 0 to {len(steps) - 1}.")
+        raise GnormError(f"There is no step {step}: the run has steps 0 to {len(steps) - 1}.")
     pruned = copy.deepcopy(model)
     remove(find_sites(pruned), removed_by(steps[: step + 1]))
     return pruned.eval()
@@ -52,7 +52,7 @@ def at_step(model: Any, steps: Sequence[Step], step: int) -> Any:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: every step, the chosen one, and the model pruned to it."""
+    """A finished run: all steps, the chosen one, and the model pruned to it."""
 
     steps: list[Step]
     solution: Step
@@ -63,33 +63,33 @@ class Run:
     latencies: Sequence[Latency] = ()
 
     def at(self, step: int) -> Any:
-        """The model after a step, as a copy."""
+        """A copy of the model as it was after a step."""
         if weights_fingerprint(self.unpruned) != self.header["model"]["weights"]:
-            raise GnormError("The model that this run pruned was changed since, so no step can be taken from it.")
+            raise GnormError("The unpruned model has changed since this run, so its steps can't be rebuilt.")
         return at_step(self.unpruned, self.steps, step)
 
     @property
     def removed(self) -> list[Unit]:
-        """The units that the solution removes, in the order they went."""
+        """The units that the solution removes, in the order of removal."""
         return removed_by(self.steps[: self.solution.step + 1])
 
     @property
     def measure(self) -> Measure:
-        """What the rules and the curve follow."""
+        """The measure that the rules and the curve use."""
         return measure_of(self.header)
 
     @property
     def reason(self) -> str:
-        """Why the run ended."""
+        """The reason why the run ended."""
         return self.steps[-1].stop or "unfinished"
 
     @property
     def counts(self) -> tuple[Counts, Counts]:
-        """Parameters by module, before and after."""
+        """Parameters by module, before and after pruning."""
         return module_counts(self.unpruned), module_counts(self.model)
 
     def summary(self) -> dict[str, Any]:
-        """The result in plain values, as `gnorm prune --json` prints it."""
+        """The result as plain values, as printed by `gnorm prune --json`."""
         first, chosen = self.steps[0], self.solution
         return {
             "solution": chosen.step,
@@ -118,6 +118,6 @@ def sites_of(header: Mapping[str, Any]) -> list[SiteInfo]:
 
 
 def units_at_start(header: Mapping[str, Any]) -> int:
-    """Units of the model that a run began with."""
+    """The number of units of the model that a run started with."""
     model = header["model"]
     return int(sum(site["units"] for site in model["sites"]) - len(model["removed"]))

@@ -1,9 +1,9 @@
-"""How important each unit is: one idea a file, by name.
+"""How important each unit is: each file holds one idea, registered by name.
 
-Scores never cut, and know nothing of rules, runs or files.
+Scores never remove anything, and know nothing about rules, runs or files.
 """
 
-# ruff: noqa: I001  (the order of registration: the paper's own first)
+# ruff: noqa: I001  (imported in the order of registration, the paper's score first)
 from greedy_gnorm.scores import gnorm
 from greedy_gnorm.scores import entropy
 from greedy_gnorm.scores import taylor

@@ -1,4 +1,4 @@
-"""Self-attention attribution: the attention map times its gradient along the way from no attention to all of it."""
+"""Self-attention attribution: the attention map times its gradient, integrated from no attention to full attention."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from greedy_gnorm.units import Scores
 
 @score(
     "attribution",
-    about="attention times its gradient, integrated from none to all of a layer's attention",
+    about="attention times its gradient, integrated from no attention of the layer to all of it",
     paper="Hao et al. 2020",
     cost="layers x steps forwards and backwards (eager)",
     objective="gold-probability",
     many_passes=True,
 )
 def attribution(sites: Sites, batches: Batches, objective: Objective, *, steps: int = 20) -> Scores:
-    """Mean over sentences of the largest entry of the head's attribution map; a shared site's applications add."""
+    """The mean over sentences of the largest entry of the head's attribution map, summed over applications."""
     if steps < 1:
-        raise GnormError(f"The attribution needs at least 1 step, not {steps}.")
+        raise GnormError(f"The attribution score requires at least 1 step, not {steps}.")
 
     def per_row(batch: Batch) -> list[Tensor]:
         return [_largest_entries(sites, site, batch, objective, steps) for site in sites]
@@ -37,7 +37,7 @@ def attribution(sites: Sites, batches: Batches, objective: Objective, *, steps: 
 
 
 def _largest_entries(sites: Sites, site: Site, batch: Batch, objective: Objective, steps: int) -> Tensor:
-    """The largest attribution of each sentence and head of one site, (B, survivors), summed over its applications."""
+    """The largest attribution of each sentence and head of a site, (B, survivors), summed over applications."""
     total = torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)
     if not site.survivors:
         return total
@@ -46,8 +46,8 @@ def _largest_entries(sites: Sites, site: Site, batch: Batch, objective: Objectiv
     for application in range(site.applications):
         sums: Tensor | None = None
         for step in range(1, steps + 1):
-            scaled, gradient = _at(sites, site, application, step / steps, batch, objective)
-            # scaled is step / steps of the map, so this adds map * gradient / steps
+            scaled, gradient = _scaled_map(sites, site, application, step / steps, batch, objective)
+            # scaled is step / steps times the map, so this adds map * gradient / steps
             part = scaled.double() * gradient.double() / step
             sums = part if sums is None else sums + part
         assert sums is not None
@@ -55,12 +55,12 @@ def _largest_entries(sites: Sites, site: Site, batch: Batch, objective: Objectiv
     return total
 
 
-def _at(
-    sites: Sites, site: Site, application: int, share: float, batch: Batch, objective: Objective
+def _scaled_map(
+    sites: Sites, site: Site, application: int, factor: float, batch: Batch, objective: Objective
 ) -> tuple[Tensor, Tensor]:
-    """The map of one layer scaled to a share of itself, all its heads together, and its gradient."""
+    """The attention map of all heads of a site, scaled by a factor, and its gradient."""
 
-    def change(seen: Site, number: int, weights: Tensor) -> Tensor:
-        return weights * share if seen is site and number == application else weights
+    def change(other: Site, number: int, weights: Tensor) -> Tensor:
+        return weights * factor if other is site and number == application else weights
 
     return map_gradients(sites, batch, objective, change)[site.index][application]

@@ -1,4 +1,4 @@
-"""Scores that need no pass through the model: what any other score has to beat."""
+"""Scores that do not run the model: baselines that any other score should beat."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from greedy_gnorm.tasks.objectives import Objective
 from greedy_gnorm.units import Scores
 
 
-@score("random", about="a uniform number from the seed", paper="-", cost="none")
+@score("random", about="a uniform random number", paper="-", cost="none")
 def random(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """A uniform number per head, from the batches' seed."""
+    """A uniform random number for each head, from the seed of the batches."""
     draws = np.random.default_rng(batches.seed).random(sum(site.total for site in sites))
     ends = np.cumsum([site.total for site in sites])[:-1]
     return Scores(np.split(draws, ends)).without(sites.removed())
@@ -24,7 +24,7 @@ def random(sites: Sites, batches: Batches, objective: Objective) -> Scores:
 @score("magnitude", about="the norm of the head's Q, K, V and O weights", paper="Han et al. 2015", cost="none")
 @torch.no_grad()
 def magnitude(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """The l2 norm of the head's blocks of all four projections."""
+    """The l2 norm of the head's blocks in all four projections."""
     rows = []
     for site in sites:
         linears = site.inputs

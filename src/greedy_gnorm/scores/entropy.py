@@ -1,4 +1,4 @@
-"""Scores that look at attention maps alone: entropy and confidence."""
+"""Scores that use only attention maps: entropy and confidence."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ VARIANTS: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 @score("entropy", about="the entropy of the attention", paper="Voita et al. 2019", cost="1 forward")
 def entropy(sites: Sites, batches: Batches, objective: Objective, *, variant: str = "C", eps: float = 1e-7) -> Scores:
-    """Mean over sentences and query tokens of the entropy of the attention row; a shared site's applications add."""
+    """The mean over sentences and query tokens of the entropy of the attention, summed over applications."""
     if variant not in VARIANTS:
-        raise GnormError(f"The entropy has no variant {variant!r}. Choose from: {', '.join(VARIANTS)}.")
+        raise GnormError(f"The entropy score has no variant {variant!r}. Choose from: {', '.join(VARIANTS)}.")
 
     def per_query(weights: Tensor, keys: Tensor) -> Tensor:
         return (VARIANTS[variant](weights, eps) * keys[:, None, None, :]).sum(-1)
@@ -38,7 +38,7 @@ def entropy(sites: Sites, batches: Batches, objective: Objective, *, variant: st
 
 @score("confidence", about="the largest attention of a token", paper="Voita et al. 2019", cost="1 forward")
 def confidence(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """Mean over sentences and query tokens of the row's largest attention, and over applications."""
+    """The mean over sentences, query tokens and applications of the largest attention."""
 
     def per_query(weights: Tensor, keys: Tensor) -> Tensor:
         return weights.amax(-1)
@@ -48,18 +48,18 @@ def confidence(sites: Sites, batches: Batches, objective: Objective) -> Scores:
 
 
 def _mean_over_queries(sites: Sites, batches: Batches, per_query: Callable[[Tensor, Tensor], Tensor]) -> list[Vector]:
-    """Mean over sentences and their tokens of `per_query(maps, key mask)`, (B, H, T), summed over applications."""
+    """The mean over sentences and tokens of `per_query(maps, key mask)`, (B, H, T), summed over applications."""
 
     def per_row(batch: Batch) -> list[Tensor]:
         mask = batch.real_tokens()  # (B, T)
         totals = [torch.zeros(len(batch), len(site.survivors), dtype=torch.float64) for site in sites]
 
-        def see(site: Site, weights: Tensor) -> Tensor:
+        def add(site: Site, weights: Tensor) -> Tensor:
             rows = per_query(weights.float(), mask) * mask[:, None, :]  # (B, H, T)
             totals[site.index] += (rows.double().sum(-1) / mask.sum(-1, keepdim=True)).cpu()
             return weights
 
-        with attention_maps(sites, see):
+        with attention_maps(sites, add):
             sites.model(**batch.inputs)
         return totals
 

@@ -20,9 +20,9 @@ from greedy_gnorm.units import Scores
     objective="logit-norm",
 )
 def gnorm(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """The product of the mean norms of the head's Q, K and V gradients; ordered by the sum of their logarithms."""
+    """The product of the mean norms of the head's Q, K and V gradients, ordered by the sum of their logarithms."""
     norms = gradient_norms(sites, batches, objective)
     by_site = [np.stack([norms[name][site.index] for name in PROJECTIONS]) for site in sites]  # (3, heads) each
-    with np.errstate(divide="ignore"):  # a head without any gradient has the logarithm -inf: the first to go
+    with np.errstate(divide="ignore"):  # a head without gradient has the logarithm -inf and is removed first
         logs = [np.log(stacked).sum(0) for stacked in by_site]
     return Scores([stacked.prod(0) for stacked in by_site], logs, norms)

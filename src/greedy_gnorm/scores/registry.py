@@ -1,4 +1,4 @@
-"""What a score is, and the registry of them."""
+"""The Score class, and the registry of scores."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from greedy_gnorm.tasks.objectives import OBJECTIVES, Objective
 from greedy_gnorm.units import Scores, unit_name
 
 ScoreFunction = Callable[..., Scores]
-"""f(sites, batches, objective, *, options with defaults) -> HeadScores."""
+"""f(sites, batches, objective, *, options with defaults) -> Scores."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A named function; `objective` is the one it takes by default, None where it looks at none."""
+    """A named function; `objective` is its default objective, None if it does not use one."""
 
     name: str
     about: str
@@ -36,24 +36,24 @@ class Score:
 
     def __call__(self, sites: Sites, batches: Batches, objective: Objective) -> Scores:
         scores = self.function(sites, batches, objective, **self.options)
-        for head in sites.survivors():
-            if np.isnan(scores.key(head)):
+        for unit in sites.survivors():
+            if np.isnan(scores.key(unit)):
                 raise NonFiniteScore(
-                    f"The {self.name} of head {unit_name(sites.infos, head)} is not a number. Are all weights finite?"
+                    f"The score {self.name} of {unit_name(sites.infos, unit)} is NaN. Check the weights for NaN."
                 )
         return scores
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells two scores apart: the name and the options."""
+        """The name and the options, which identify a score."""
         return (self.name, *sorted(self.defaults().items()))
 
     def asks_for_labels(self, objective: Objective) -> bool:
-        """Whether the scoring rows need labels."""
+        """Whether the scoring rows must have labels."""
         return self.needs_labels or (self.objective is not None and objective.needs_labels)
 
     def defaults(self) -> dict[str, Any]:
-        """The options it has, and their values."""
+        """The names of the options and their values."""
         parameters = inspect.signature(self.function).parameters.values()
         own = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
         return {**own, **self.options}
@@ -73,7 +73,7 @@ def score(
     needs_labels: bool = False,
     many_passes: bool = False,
 ) -> Callable[[ScoreFunction], ScoreFunction]:
-    """Register a function as a score; `cost` counts passes over the rows, `many_passes` if that is more than two."""
+    """Register a function as a score; `cost` says how many passes it takes, `many_passes` whether more than two."""
 
     def register(function: ScoreFunction) -> ScoreFunction:
         if objective is not None:

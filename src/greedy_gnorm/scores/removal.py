@@ -1,4 +1,4 @@
-"""Scores by trying: the quality lost when a head goes, alone or after others."""
+"""Scores by trial: the quality lost when a head is removed, alone or after others."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from greedy_gnorm.tasks.task import task_of
 from greedy_gnorm.units import Scores, Unit, Vector
 
 CONFIDENCE = 1.96
-"""Standard errors to each side that hold 95 % of a normal distribution."""
+"""The half width of a 95 % interval of a normal distribution, in standard errors."""
 
 
 @score(
     "leave-one-out",
-    about="the quality lost when the head alone goes",
+    about="the quality lost when only this head is removed",
     paper="Michel et al. 2019",
-    cost="a forward per head",
+    cost="1 forward per head",
     needs_labels=True,
     many_passes=True,
 )
 def leave_one_out(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """Quality with all heads less quality without this one, on the scoring rows."""
+    """Quality with all heads minus quality without this one, on the scoring rows."""
     whole = quality_without(sites, batches, ())
     return Scores(
         sites.expand(
@@ -44,7 +44,7 @@ def leave_one_out(sites: Sites, batches: Batches, objective: Objective) -> Score
 
 @score(
     "shapley",
-    about="the quality a head adds, averaged over orders of removal, with a 95 % interval",
+    about="the quality that a head adds, averaged over orders of removal, with a 95 % interval",
     paper="Held and Yang 2022",
     cost="up to permutations x heads forwards",
     needs_labels=True,
@@ -53,12 +53,12 @@ def leave_one_out(sites: Sites, batches: Batches, objective: Objective) -> Score
 def shapley(
     sites: Sites, batches: Batches, objective: Objective, *, permutations: int = 10, tolerance: float = 0.01
 ) -> Scores:
-    """Truncated Monte Carlo: in random orders, what each head's going costs; `half_width` is its 95 % interval's half.
+    """Truncated Monte Carlo: the mean loss of removing a head, in random orders, and the `half_width` of its interval.
 
-    Once quality is within the tolerance of that without any head, the heads that follow are taken to cost nothing.
+    Once quality is within the tolerance of that without any head, the remaining heads count as free.
     """
     if permutations < 2:
-        raise GnormError(f"Shapley values need at least 2 permutations, not {permutations}.")
+        raise GnormError(f"Shapley values require at least 2 permutations, not {permutations}.")
     random = np.random.default_rng(batches.seed)
     heads = sites.survivors()
     whole, empty = quality_without(sites, batches, ()), quality_without(sites, batches, heads)
@@ -75,23 +75,23 @@ def shapley(
             before = after
     means = samples.mean(0)
     half_widths = CONFIDENCE * samples.std(0, ddof=1) / np.sqrt(permutations)
-    return Scores(_placed(sites, heads, means), None, {"half_width": _placed(sites, heads, half_widths)})
+    return Scores(_as_vectors(sites, heads, means), None, {"half_width": _as_vectors(sites, heads, half_widths)})
 
 
 def quality_without(sites: Sites, batches: Batches, heads: Collection[Unit]) -> float:
-    """The quality on these rows with the heads gated to zero; where lower is better, with its sign turned."""
-    closed: dict[int, torch.Tensor] = {}
+    """The quality on these rows with the heads gated to zero, negated if lower is better."""
+    values: dict[int, torch.Tensor] = {}
     for site in sites:
         gate = torch.tensor([0.0 if Unit(site.index, index) in heads else 1.0 for index in site.survivors])
         if len(gate) and not gate.all():
-            closed[site.index] = gate
-    with gates(sites, closed):
+            values[site.index] = gate
+    with gates(sites, values):
         task = task_of(sites.model)
         quality = evaluate(sites, batches)[task.quality]
     return quality if task.higher_is_better else -quality
 
 
-def _placed(sites: Sites, heads: list[Unit], values: Vector) -> list[Vector]:
+def _as_vectors(sites: Sites, heads: list[Unit], values: Vector) -> list[Vector]:
     vectors = [np.full(site.total, np.nan) for site in sites]
     for head, value in zip(heads, values, strict=True):
         vectors[head.site][head.index] = value

@@ -1,4 +1,4 @@
-"""Scores by first-order effects: of a gate on the head's output, or of its attention map."""
+"""Scores by first-order effects of a gate on the head's output, or of its attention map."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONE_BACKWARD = "1 forward, 1 backward"
     objective="loss",
 )
 def michel(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """The mean absolute gate derivative, each site's scores divided by their l2 norm."""
+    """The mean absolute derivative of the gate; the scores of each site are divided by their l2 norm."""
     raw = _gate_effects(sites, batches, objective, torch.abs)
     norms = [np.sqrt(np.nansum(np.square(vector))) for vector in raw]
     return Scores([vector / norm if norm > 0 else vector for vector, norm in zip(raw, norms, strict=True)])
@@ -42,7 +42,7 @@ def michel(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     objective="loss",
 )
 def michel_raw(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """The mean absolute gate derivative as it is."""
+    """The mean absolute derivative of the gate."""
     return Scores(_gate_effects(sites, batches, objective, torch.abs))
 
 
@@ -54,7 +54,7 @@ def michel_raw(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     objective="loss",
 )
 def fisher(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """The mean squared gate derivative."""
+    """The mean squared derivative of the gate."""
     return Scores(_gate_effects(sites, batches, objective, torch.square))
 
 
@@ -76,14 +76,14 @@ def _gate_effects(
     objective="loss",
 )
 def tis(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """The mean absolute inner product of the attention map and its gradient; a shared site's applications add."""
+    """The mean absolute inner product of the attention map and its gradient, summed over applications."""
 
     def per_row(batch: Batch) -> list[Tensor]:
         maps = map_gradients(sites, batch, objective, lambda site, number, weights: weights)
         rows = []
-        for site, some in zip(sites, maps, strict=True):
+        for site, applications in zip(sites, maps, strict=True):
             total = torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)
-            for weights, gradient in some:
+            for weights, gradient in applications:
                 total += (weights.double() * gradient.double()).sum((2, 3)).cpu()
             rows.append(total.abs())
         return rows

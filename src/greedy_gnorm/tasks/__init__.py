@@ -1,6 +1,6 @@
-"""What a model predicts, one file for each kind: labels, loss, measures, and the objectives that scores differentiate.
+"""What a model predicts: labels, loss and measures of each task, and the objectives that scores differentiate.
 
-Runs no passes of its own and never ranks or removes anything.
+Nothing in here runs passes over the data, ranks units or removes them.
 """
 
 from greedy_gnorm.tasks import classification

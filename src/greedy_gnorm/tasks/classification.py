@@ -1,4 +1,4 @@
-"""Sequence classification: one label a row, several labels a row, or a number."""
+"""Sequence classification: one label per row, several labels per row, or a number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from greedy_gnorm.units import Matrix
 
 
 class SequenceTask(Task):
-    """One output vector a row."""
+    """A task with one output vector per row."""
 
     auto_class = "AutoModelForSequenceClassification"
     pipeline = "text-classification"
@@ -46,7 +46,7 @@ class SequenceTask(Task):
 
 @register_task
 class SingleLabel(SequenceTask):
-    """One right class a row."""
+    """One correct class per row."""
 
     name = "single_label_classification"
     quality = "accuracy"
@@ -73,7 +73,7 @@ class SingleLabel(SequenceTask):
 
 @register_task
 class MultiLabel(SequenceTask):
-    """Any number of labels a row, each with a yes or no."""
+    """Any number of labels per row."""
 
     name = "multi_label_classification"
     quality = "micro_f1"
@@ -101,7 +101,7 @@ class MultiLabel(SequenceTask):
 
 @register_task
 class Regression(SequenceTask):
-    """A number a row."""
+    """A number per row."""
 
     name = "regression"
     quality = "r2"
@@ -111,7 +111,7 @@ class Regression(SequenceTask):
         config: Any = model.config
         if config.problem_type == cls.name and config.num_labels > 1:
             raise UnsupportedModel(
-                f"The model is a regression with {config.num_labels} outputs; one output is supported."
+                f"The model is a regression with {config.num_labels} outputs; only one output is supported."
             )
         return super().fits(model)
 
@@ -136,7 +136,7 @@ class Regression(SequenceTask):
 
 
 def mean(values: Any) -> float:
-    """The mean of a column, summed as torch sums: the same numbers as a mean over all rows at once."""
+    """The mean of a column, summed by torch to give the same digits as the mean over all rows at once."""
     return float(torch.from_numpy(values.copy()).mean())
 
 
@@ -144,7 +144,7 @@ def _numbers(values: Sequence[Any]) -> list[Label]:
     try:
         numbers = [float(value) for value in values]
     except (TypeError, ValueError) as error:
-        raise DataError(f"The model is a regression: its labels must be numbers ({error}).") from error
+        raise DataError(f"The model is a regression: labels must be numbers ({error}).") from error
     if not all(map(math.isfinite, numbers)):
-        raise DataError("The model is a regression: its labels must be finite numbers, and one is NaN or infinite.")
+        raise DataError("The model is a regression: labels must be finite numbers, but one is NaN or infinite.")
     return list(numbers)

@@ -1,4 +1,4 @@
-"""Labels of the data as the model counts them, through its `label2id`."""
+"""Mapping the labels of the data to the model's numbers, using its `label2id`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ log = logging.getLogger("greedy_gnorm")
 def map_by_name_or_number(
     columns: Sequence[LabelColumn], config: Any, label_map: Mapping[str, str] | None
 ) -> list[list[Label]]:
-    """One class a row: the numbers that the model gives to the labels of each column."""
+    """Map the labels of rows with one class each to the model's numbers, column by column."""
     known = LabelNames(config, label_map or {})
     table = known.table([(column.names, column.used, column.values) for column in columns])
     return [
-        [table[known.written(value, column.names)] for value in column.values] if column.used else []
+        [table[known.as_text(value, column.names)] for value in column.values] if column.used else []
         for column in columns
     ]
 
 
 def map_sets(columns: Sequence[LabelColumn], config: Any, label_map: Mapping[str, str] | None) -> list[list[Label]]:
-    """Any number of labels a row, as lists of labels or as 0 and 1 for each: tuples of 0.0 and 1.0."""
+    """Map rows of several labels, given as lists of labels or of zeros and ones, to tuples of 0.0 and 1.0."""
     known, count = LabelNames(config, label_map or {}), int(config.num_labels)
     values = [value for column in columns if column.used for value in column.values]
     if not all(isinstance(value, list | tuple) for value in values):
-        raise DataError("The model predicts several labels a row: the label column must hold a list in each row.")
+        raise DataError("The model predicts several labels per row: the label column must hold a list in each row.")
     if all(len(value) == count and all(entry in (0, 1) for entry in value) for value in values):
         return [
             [tuple(float(entry) for entry in value) for value in column.values] if column.used else []
@@ -39,86 +39,86 @@ def map_sets(columns: Sequence[LabelColumn], config: Any, label_map: Mapping[str
     lists = [[value for value in column.values if isinstance(value, list | tuple)] for column in columns]
     table = known.table(
         [
-            (column.names, column.used, [e for value in some for e in value])
-            for column, some in zip(columns, lists, strict=True)
+            (column.names, column.used, [entry for value in rows for entry in value])
+            for column, rows in zip(columns, lists, strict=True)
         ]
     )
     mapped: list[list[Label]] = []
     for column in columns:
-        chosen = [
-            {table[known.written(entry, column.names)] for entry in value} for value in column.values if column.used
+        sets = [
+            {table[known.as_text(entry, column.names)] for entry in value} for value in column.values if column.used
         ]
-        mapped.append([tuple(float(number in numbers) for number in range(count)) for numbers in chosen])
+        mapped.append([tuple(float(number in numbers) for number in range(count)) for numbers in sets])
     return mapped
 
 
 class LabelNames:
-    """The model's labels, and the ways a data set may write them: by name (any case), or else by number."""
+    """The model's labels, which data may write by name (in any case) or by number."""
 
     def __init__(self, config: Any, label_map: Mapping[str, str]) -> None:
         self.count = int(config.num_labels)
         self.by_name = {str(name): int(number) for name, number in config.label2id.items()}
         self.by_lower = {name.lower(): number for name, number in self.by_name.items()}
         self.label_map = label_map
-        # A model that never named its labels is counted by number; one that did is matched by name
+        # Labels that were never named are matched by number, others by name
         self.generic = all(name == f"LABEL_{number}" for name, number in self.by_name.items())
 
     def table(self, columns: Sequence[tuple[Sequence[str] | None, bool, Iterable[Any]]]) -> dict[str, int]:
-        """The model's number of each label as it is written: all by name, or else all by number, never mixed.
+        """The model's number for each label as written: all labels are read by name, or all by number.
 
-        Each column has the names of its classes, whether its rows are used, and its values. Rows that are not used
-        help to decide: where they hold a number that is no name, the numbers in the others are no names either.
+        Each column is given as the names of its classes, whether its rows are used, and its values. Rows that are not
+        used help to decide: if they hold a number that is not a name, the numbers in other rows are not names either.
         """
         used: dict[str, None] = {}
         unused: dict[str, None] = {}
         for names, is_used, values in columns:
             for value in values:
                 if isinstance(value, str | int | float):
-                    (used if is_used else unused)[self.written(value, names)] = None
+                    (used if is_used else unused)[self.as_text(value, names)] = None
                 elif is_used:
                     raise DataError(f"A label must be a name or a number, not {type(value).__name__}: {value!r:.80}.")
         wanted = {label: str(self.label_map.get(label, label)) for label in used}
         evidence = [*wanted.values(), *(label for label in unused if self.is_number(label))]
         numbers = all(map(self.is_number, wanted.values()))
-        if numbers and any(self.named(label) is None for label in evidence):
+        if numbers and any(self.number_of(label) is None for label in evidence):
             if used:
-                self.tell("number", {label: int(name) for label, name in wanted.items()})
+                self.log_choice("number", {label: int(name) for label, name in wanted.items()})
             return {label: int(name) for label, name in wanted.items()}
-        by_name = {label: self.named(name) for label, name in wanted.items()}
+        by_name = {label: self.number_of(name) for label, name in wanted.items()}
         unknown = sorted(wanted[label] for label, number in by_name.items() if number is None)
         if unknown:
             shown = sorted(used)
             raise DataError(
                 f"The model does not know the label {unknown[0]!r}. "
-                f"Labels in the data: {_listed(shown)}. Labels of the model: {_listed(list(self.by_name))}. "
-                f"Map them with --label-map, such as {shown[0]}={next(iter(self.by_name))}."
+                f"Labels in the data: {_join(shown)}. Labels of the model: {_join(list(self.by_name))}. "
+                f"Map them with --label-map, for example {shown[0]}={next(iter(self.by_name))}."
             )
         found = {label: number for label, number in by_name.items() if number is not None}
         if any(map(self.is_number, wanted.values())):
-            self.tell("name", found)
+            self.log_choice("name", found)
         return found
 
-    def tell(self, how: str, table: Mapping[str, int]) -> None:
-        """Say how labels that could be meant in two ways are read."""
+    def log_choice(self, how: str, table: Mapping[str, int]) -> None:
+        """Log how ambiguous labels are read."""
         names = {number: name for name, number in self.by_name.items()}
         pairs = [f"{label} is {names.get(number, number)!r}" for label, number in sorted(table.items())]
-        log.info("labels are read by %s: %s", how, _listed(pairs, 6))
+        log.info("labels are read by %s: %s", how, _join(pairs, 6))
 
     def is_number(self, label: str) -> bool:
-        """Whether a label can be one of the model's numbers."""
+        """Whether a label is one of the model's numbers."""
         return label.isdecimal() and int(label) < self.count
 
-    def written(self, value: Any, names: Sequence[str] | None) -> str:
-        """The label as the data's author wrote it; `names` are those of the classes behind numbers."""
+    def as_text(self, value: Any, names: Sequence[str] | None) -> str:
+        """The label as text; `names` are the names of the classes if labels are numbers of a ClassLabel."""
         use_names = names is not None and not (self.generic and not self.label_map)
         if use_names and names is not None and isinstance(value, int) and 0 <= value < len(names):
             return str(names[value])
         return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
-    def named(self, name: str) -> int | None:
-        """The model's number for a name, or None."""
+    def number_of(self, name: str) -> int | None:
+        """The model's number for a name, or None if it has no such label."""
         return self.by_name.get(name, self.by_lower.get(name.lower()))
 
 
-def _listed(names: Sequence[str], most: int = 30) -> str:
+def _join(names: Sequence[str], most: int = 30) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

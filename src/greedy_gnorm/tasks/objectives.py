@@ -1,4 +1,4 @@
-"""Objectives: one differentiable number per row, whose gradients are what the scores look at."""
+"""Objectives: a differentiable number for each row, whose gradients the scores use."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from greedy_gnorm.tasks.task import task_of
 ObjectiveFunction = Callable[[nn.Module, Batch], Tensor]
 
 LOGITS, ANYTHING = "logits", "anything"
-"""What an objective reads: the logits of one call of the model, or anything of any number of calls."""
+"""What an objective reads: the logits of one call of the model, or anything from any number of calls."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A named function (model, batch) -> (B,), what it reads of the model, and whether it needs labels.
+    """A named function (model, batch) -> (B,), what it reads from the model, and whether it needs labels.
 
-    Passes leave out what an objective that reads `logits` can't see. One that looks at anything else (hidden states,
-    attention maps, a second call of the model) must say `anything`.
+    Passes skip whatever does not affect the logits if the objective reads `logits`. One that uses anything else (hidden
+    states, attention maps, a second call of the model) must declare `anything`.
     """
 
     name: str
@@ -38,9 +38,9 @@ class Objective:
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         if self.needs_labels and batch.labels is None:
-            raise DataError(f"The objective {self.name!r} needs labels, and these rows have none.")
+            raise DataError(f"The objective {self.name!r} requires labels, but these rows have none.")
         if self.needs_reference and batch.reference is None:
-            raise DataError(f"The objective {self.name!r} needs the unpruned model's own logits beside the rows.")
+            raise DataError(f"The objective {self.name!r} requires the unpruned model's logits for each row.")
         return self.function(model, batch)
 
 
@@ -75,13 +75,13 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     return task.row_losses(outputs, batch.labels.to(outputs.device))
 
 
-@objective("gold-probability", about="the probability of the right class", reads=LOGITS, needs_labels=True)
+@objective("gold-probability", about="the probability of the correct class", reads=LOGITS, needs_labels=True)
 def gold_probability(model: nn.Module, batch: Batch) -> Tensor:
     logits, labels = _classes(model, batch)
     return logits.softmax(-1).gather(1, labels[:, None])[:, 0]
 
 
-@objective("margin", about="the right class's logit less the best other", reads=LOGITS, needs_labels=True)
+@objective("margin", about="the correct class's logit minus the largest other logit", reads=LOGITS, needs_labels=True)
 def margin(model: nn.Module, batch: Batch) -> Tensor:
     logits, labels = _classes(model, batch)
     right = logits.gather(1, labels[:, None])[:, 0]
@@ -90,7 +90,7 @@ def margin(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _classes(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Logits and class numbers, for objectives that make sense with one right class only."""
+    """Logits and class numbers, for objectives that require one correct class per row."""
     logits = _class_logits(model, batch)
     assert batch.labels is not None
     return logits, batch.labels.to(logits.device)
@@ -99,13 +99,13 @@ def _classes(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 def _class_logits(model: nn.Module, batch: Batch) -> Tensor:
     task = task_of(model)
     if not task.one_class:
-        raise UnsupportedModel(f"This objective needs one right class a row; the model's problem is {task.name}.")
+        raise UnsupportedModel(f"This objective requires one correct class per row; the problem is {task.name}.")
     return task.outputs(model, batch)
 
 
 @objective(
     "kl",
-    about="the distance to the unpruned model's output (no gradient until a head is gone)",
+    about="the divergence from the unpruned model's output (zero until a head is removed)",
     reads=LOGITS,
     needs_reference=True,
 )
@@ -117,7 +117,7 @@ def kl(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def with_reference(model: nn.Module, batches: Batches) -> Batches:
-    """The same batches with this model's outputs beside the rows."""
+    """The same batches with this model's outputs as the reference of each row."""
     task = task_of(model)
     with evaluating(model), torch.no_grad():
         items = tuple(replace(batch, reference=task.outputs(model, batch)) for batch in batches)

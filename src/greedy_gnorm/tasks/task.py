@@ -1,4 +1,4 @@
-"""What a task is, and the registry of them."""
+"""The base class of tasks, and their registry."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from greedy_gnorm.units import Matrix, Measure
 
 
 class Task(ABC):
-    """What a model predicts: how labels are read, the numbers of a row, the measures made from them.
+    """What a model predicts: how labels are read, the statistics of a row, and the measures computed from them.
 
-    `quality` names the measure that rules and curves follow, and `higher_is_better` its direction.
+    `quality` names the measure that rules and curves use, and `higher_is_better` its direction.
     """
 
     name: ClassVar[str]
@@ -28,7 +28,7 @@ class Task(ABC):
     higher_is_better: ClassVar[bool] = True
     largest_quality: ClassVar[float | None] = None
     one_class: ClassVar[bool] = False
-    """Whether a row has one right class."""
+    """Whether each row has one correct class."""
     auto_class: ClassVar[str]
     pipeline: ClassVar[str]
 
@@ -37,43 +37,43 @@ class Task(ABC):
 
     @property
     def measure(self) -> Measure:
-        """What rules and curves follow."""
+        """The measure that rules and curves use."""
         return Measure(self.quality, self.higher_is_better, self.largest_quality)
 
     @classmethod
     @abstractmethod
     def fits(cls, model: nn.Module) -> bool:
-        """Whether this is what the model predicts."""
+        """Whether this is the model's task."""
 
     @abstractmethod
     def map_labels(self, columns: Sequence[LabelColumn], settings: Settings) -> list[list[Label]]:
-        """The labels of all columns as the model counts them, by one mapping for all; a list for each column."""
+        """Map the labels of all columns to the model's numbers by a single mapping; returns a list for each column."""
 
     def check_labels(self, labels: Sequence[Any]) -> None:
-        """Refuse labels on which quality can't be measured."""
+        """Refuse labels for which quality can't be measured."""
         if len(set(labels)) < 2:
             raise DataError(
-                f"All {len(labels)} evaluation rows have the same label, so no quality can be measured "
-                f"({self.name}). Give rows of at least two."
+                f"All {len(labels)} evaluation rows have the same label, so quality can't be measured ({self.name}). "
+                f"Give rows with at least two different labels."
             )
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """What the model says of each row; the first dimension counts rows."""
+        """The model's output for each row; the first dimension is that of the rows."""
         logits: Any = getattr(model(**batch.inputs), "logits", None)
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else None
         if not isinstance(logits, Tensor) or not self.has_right_shape(logits):
             raise UnsupportedModel(
-                f"{type(model).__name__} gives logits of shape {shape}, which is not a {self.name}'s."
+                f"{type(model).__name__} returns logits of shape {shape}, which does not fit {self.name}."
             )
         return logits
 
     @abstractmethod
     def has_right_shape(self, logits: Tensor) -> bool:
-        """Whether logits have the shape that the task's models give."""
+        """Whether the logits have the shape of this task."""
 
     @abstractmethod
     def row_norms(self, outputs: Tensor) -> Tensor:
-        """The size of each row's output, (B,): the paper's objective."""
+        """The norm of each row's output, (B,): the paper's objective."""
 
     @abstractmethod
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -81,14 +81,14 @@ class Task(ABC):
 
     @abstractmethod
     def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """What the measures need of each row, (B, S) in float64.
+        """The numbers that the measures need from each row, (B, S) in float64.
 
-        Rows of all batches and processes are put together in one (N, S) table, never their outputs.
+        Only these, not the outputs, are collected from all batches and processes, in one (N, S) table.
         """
 
     @abstractmethod
     def measures(self, statistics: Matrix) -> Mapping[str, float]:
-        """The measures of all rows, (N, S), by name; `quality` is among them."""
+        """The measures over all rows, (N, S), by name; `quality` is one of them."""
 
 
 TASKS: Registry[type[Task]] = Registry("task")
@@ -100,13 +100,13 @@ def register_task(task: type[Task]) -> type[Task]:
 
 
 def task_of(model: nn.Module) -> Task:
-    """The task of a model; UnsupportedModel where none fits."""
+    """The task of a model; raises UnsupportedModel if none fits."""
     config: Any = model.config
     for name in TASKS:
         if TASKS[name].fits(model):
             return TASKS[name](config)
     problem = getattr(config, "problem_type", None)
     raise UnsupportedModel(
-        f"The model's problem_type is {problem!r} with {getattr(config, 'num_labels', '?')} outputs; supported are: "
-        f"{', '.join(TASKS)}."
+        f"The model's problem_type is {problem!r} with {getattr(config, 'num_labels', '?')} outputs; supported tasks "
+        f"are: {', '.join(TASKS)}."
     )
