@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from importlib.metadata import version
 
 import pytest
 from conftest import tiny_batch, tiny_model
@@ -44,7 +45,7 @@ def test_help_explains_every_keyword(function):
 def test_the_module_shows_its_names():
     assert {"prune", "score", "compare", "load", "__version__"} <= set(dir(gg))
     assert set(gg.__all__) - {"Head", "HeadScores"} <= set(dir(gg))
-    assert gg.__version__ == "0.1.0"
+    assert gg.__version__ == version("greedy-gnorm")
 
 
 def test_lists_are_lists_and_dicts_are_dicts():

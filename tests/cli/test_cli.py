@@ -185,7 +185,9 @@ def test_an_output_folder_that_can_not_be_made(prune, tmp_path, capsys):
     assert "Can't write to" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere: tests/records/test_kill.py mounts a read-only disk")
+@pytest.mark.skipif(
+    os.geteuid() == 0, reason="root may write anywhere: tests/records/test_kill.py mounts a read-only disk"
+)
 def test_a_read_only_output_folder(prune, tmp_path, capsys):
     (tmp_path / "locked").mkdir(mode=0o500)
     assert prune(out="locked/run") == 2

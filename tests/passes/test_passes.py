@@ -25,7 +25,7 @@ from greedy_gnorm.units import Unit
 LOGIT_NORM = OBJECTIVES["logit-norm"]
 SCORING = [tiny_batch(seed=1), tiny_batch(rows=3, seed=2, longest=7)]
 EVALUATION = [tiny_batch(rows=7, seed=5), tiny_batch(rows=2, seed=6, longest=6)]
-WAYS = ["none", "kept-layers", "first-token", "gram", "kept-layers,first-token", "all"]
+WAYS = ["none", "kept-layers", "first-token", "gram", ["kept-layers", "first-token"], "all"]
 SAME_ROWS = pytest.mark.filterwarnings("ignore:.*scoring rows are evaluation rows too")
 
 
@@ -200,7 +200,7 @@ def test_gates_and_norms_share_one_kept_graph():
 
 
 def test_unknown_savings_are_refused():
-    with pytest.raises(gg.GnormError, match=r"Unknown saving 'gramm'. Write all, none, or some of: kept-layers"):
+    with pytest.raises(gg.GnormError, match=r"Unknown saving 'gramm'. Use 'all', 'none', or a list of: kept-layers"):
         gg.prune(tiny_model("bert"), SCORING, eval_data=EVALUATION, savings="gramm")
 
 
