@@ -26,7 +26,7 @@ def test_every_run_is_recorded():
     assert set(CONTENT["runs"]) == set(names())
 
 
-@pytest.mark.parametrize("name", map(marked, names()))
+@pytest.mark.parametrize("name", [marked(name) for name in names()])
 def test_a_fixed_run_ends_as_before(name):
     if name.startswith("minilm"):
         shared("models/minilm-tweets")

@@ -197,10 +197,10 @@ def test_an_unknown_label_lists_both_sides():
         MODEL,
         TOKENIZER,
         tiny_rows(9, labels=("bad", "so-so", "good")),
-        Settings(label_map="bad=neg,so-so=neutral,good=pos"),
+        Settings(label_map={"bad": "neg", "so-so": "neutral", "good": "pos"}),
     )
     assert labels(mapped) == {0: 3, 1: 3, 2: 3}
-    with pytest.raises(gg.DataError, match="--label-map takes pairs"):
+    with pytest.raises(gg.GnormError, match="label_map must be a dict"):
         both(tiny_rows(9), label_map="bad")
 
 
@@ -395,7 +395,7 @@ def test_labels_that_are_no_names_or_numbers(label):
 
 def test_a_wrong_target_of_the_label_map_is_named():
     with pytest.raises(gg.DataError, match="does not know the label 'nope'"):
-        both(tiny_rows(9), label_map="pos=nope")
+        both(tiny_rows(9), label_map={"pos": "nope"})
 
 
 def test_a_test_split_without_labels_is_left_out_of_the_evaluation(tmp_path, caplog):

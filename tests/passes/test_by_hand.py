@@ -74,7 +74,7 @@ def test_the_logits(model):
 
 def test_entropy_by_hand(model):
     expected = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
-    values = gg.score(model, BATCH, score="entropy", score_options="variant=A").values
+    values = gg.score(model, BATCH, score="entropy", score_options={"variant": "A"}).values
     np.testing.assert_allclose(values, np.full((2, 2), expected), rtol=1e-6)
 
 

@@ -27,7 +27,7 @@ SCORING = [tiny_batch(seed=1), tiny_batch(rows=3, seed=2, longest=7)]
 EVALUATION = [tiny_batch(rows=7, seed=5), tiny_batch(rows=2, seed=6, longest=6)]
 SMALLER = {"xlm-roberta": {"num_hidden_layers": 2}, "camembert": {"num_hidden_layers": 2}}
 """The same layers as RoBERTa's."""
-WAYS = ["none", "kept-layers", "first-token", "gram", "kept-layers,first-token", "all"]
+WAYS = ["none", "kept-layers", "first-token", "gram", ["kept-layers", "first-token"], "all"]
 SAME_ROWS = pytest.mark.filterwarnings("ignore:.*scoring rows are also evaluation rows")
 
 
@@ -211,7 +211,7 @@ def test_gates_and_norms_share_one_kept_graph():
 
 
 def test_unknown_savings_are_refused():
-    with pytest.raises(gg.GnormError, match=r"Unknown saving 'gramm'. Write all, none, or some of: kept-layers"):
+    with pytest.raises(gg.GnormError, match=r"Unknown saving 'gramm'. Use 'all', 'none', or a list of: kept-layers"):
         gg.prune(tiny_model("bert"), SCORING, eval_data=EVALUATION, savings="gramm")
 
 

@@ -74,7 +74,7 @@ def left_alone(model):
 
 @pytest.mark.parametrize("score", list(SCORES))
 def test_by_a_score(score, model, left_alone):
-    options = {"score_options": "permutations=2"} if score == "shapley" else {}
+    options = {"score_options": {"permutations": 2}} if score == "shapley" else {}
     scores = gg.score(model, ROWS, tokenizer=tiny_tokenizer(), score=score, samples=6, **options)
     assert len(scores.units()) == 8
 

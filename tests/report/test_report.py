@@ -150,7 +150,7 @@ def test_the_details_are_given(made):
     text = words(made[1])
     for part in ("fedcba9876543210", "0123456789abcdef", "100 in 7 batches", "50 in 7 batches", "greedy-gnorm 0.1.0"):
         assert part in text
-    assert "gnorm prune my-model --data reviews.csv --objective logit-norm --stop all --out AGAIN" in text
+    assert "gnorm prune my-model --data reviews.csv --stop all --objective logit-norm --out AGAIN" in text
 
 
 def test_the_command_that_repeats_a_run_makes_the_same_run(tmp_path, model_folder, data_file, monkeypatch, capsys):

@@ -43,7 +43,7 @@ def model_in(family, state):
 @pytest.mark.parametrize("variant", ["A", "B", "C"])
 def test_entropy(family, state, variant):
     model = model_in(family, state)
-    ours = gg.score(model, BATCHES, score="entropy", score_options=f"variant={variant},eps=1e-3")
+    ours = gg.score(model, BATCHES, score="entropy", score_options={"variant": variant, "eps": 1e-3})
     expected = slow_entropy(model, BATCHES, variant, 1e-3)
     np.testing.assert_allclose(ours.values, expected, rtol=1e-5)  # maps are taken in float32
     assert model.config._attn_implementation == "sdpa"
@@ -59,7 +59,7 @@ def test_entropy_of_exact_zeros_is_zero_where_the_raw_formula_has_nan():
     assert (maps == 0).any()
     assert torch.isnan(-(maps * maps.log()).sum()), "the raw formula"
     for variant in ("A", "B", "C"):
-        values = gg.score(model, [tiny_batch()], score="entropy", score_options=f"variant={variant}").values
+        values = gg.score(model, [tiny_batch()], score="entropy", score_options={"variant": variant}).values
         assert np.isfinite(values).all()
 
 
@@ -84,7 +84,7 @@ def test_maps_are_taken_in_float32_whatever_the_models_type(dtype):
         weights = (query @ key.mT * 4**-0.5).double().softmax(-1)  # the logits are half precision, their softmax is not
         entropies[site.index] = -(weights * weights.log()).sum(-1).mean(-1)
         confidences[site.index] = weights.amax(-1).mean(-1)
-    ours = gg.score(model, [row], score="entropy", score_options="variant=A", dtype=dtype)
+    ours = gg.score(model, [row], score="entropy", score_options={"variant": "A"}, dtype=dtype)
     np.testing.assert_allclose(ours.values, entropies, rtol=1e-6)
     ours = gg.score(model, [row], score="confidence", dtype=dtype)
     np.testing.assert_allclose(ours.values, confidences, rtol=1e-6)
@@ -194,7 +194,7 @@ def test_attribution(family, steps):
                     total = total + maps[site.index][application][1][0] / steps
                 whole = [weights for index, weights in maps_of(model, row) if index == site.index][application]
                 expected[site.index] += (whole * total).amax((1, 2)).numpy() / len(rows)
-    ours = gg.score(model, BATCHES, score="attribution", score_options=f"steps={steps}")
+    ours = gg.score(model, BATCHES, score="attribution", score_options={"steps": steps})
     np.testing.assert_allclose(ours.values, expected, rtol=1e-8)
 
 
@@ -252,7 +252,7 @@ def test_shapley_converges_to_the_exact_values_within_its_interval():
         for place, index in enumerate(order):
             gone = [heads[other] for other in order[:place]]
             exact[index] += (quality_after(model, gone) - quality_after(model, [*gone, heads[index]])) / len(orders)
-    ours = gg.score(model, BATCHES, score="shapley", score_options="permutations=60,tolerance=-1")
+    ours = gg.score(model, BATCHES, score="shapley", score_options={"permutations": 60, "tolerance": -1})
     assert ours.values.sum() == pytest.approx(quality_after(model, []) - quality_after(model, heads))
     assert np.abs(exact).max() > 0.02, "the heads make no difference: the test would prove nothing"
     assert (np.abs(ours.values[0] - exact) <= 2 * ours.parts["half_width"][0] + 1e-9).all()
@@ -260,10 +260,10 @@ def test_shapley_converges_to_the_exact_values_within_its_interval():
 
 def test_shapley_is_truncated():
     model = tiny_model("bert")
-    ours = gg.score(model, BATCHES, score="shapley", score_options="tolerance=2")
+    ours = gg.score(model, BATCHES, score="shapley", score_options={"tolerance": 2})
     assert (ours.values == 0).all()
     with pytest.raises(gg.GnormError, match="at least 2 permutations"):
-        gg.score(model, BATCHES, score="shapley", score_options="permutations=1")
+        gg.score(model, BATCHES, score="shapley", score_options={"permutations": 1})
 
 
 def test_the_command_says_how_sure_shapley_values_are(tmp_path, model_folder, data_file, capsys):
@@ -326,11 +326,11 @@ def test_kl_ranks_nothing_before_a_head_is_gone():
 
 def test_options_are_checked():
     for score, options, message in (
-        ("entropy", "variant=D", "no variant 'D'"),
-        ("entropy", "epsilon=1", "no option 'epsilon=1'. Options and defaults: variant=C, eps=1e-07"),
-        ("entropy", "eps=small", "can't be 'small'"),
-        ("attribution", "steps=0", "at least 1 step"),
-        ("gnorm", "x", "Options and defaults: none"),
+        ("entropy", {"variant": "D"}, "no variant 'D'"),
+        ("entropy", {"epsilon": 1}, "no option 'epsilon'. Options and defaults: variant=C, eps=1e-07"),
+        ("entropy", {"eps": "small"}, "must be a number, not 'small'"),
+        ("attribution", {"steps": 0}, "at least 1 step"),
+        ("gnorm", {"x": 1}, "Options and defaults: none"),
     ):
         with pytest.raises(gg.GnormError, match=message):
             gg.score(tiny_model("bert"), BATCHES, score=score, score_options=options)
@@ -343,7 +343,7 @@ def test_every_score_leaves_the_model_as_it_was_and_marks_removed_heads(name, fa
     weights = {key: parameter.clone() for key, parameter in model.named_parameters()}
     state = torch.get_rng_state()
     scores = gg.score(
-        model, [tiny_batch()], score=name, **({"score_options": "steps=2"} if name == "attribution" else {})
+        model, [tiny_batch()], score=name, **({"score_options": {"steps": 2}} if name == "attribution" else {})
     )
     assert np.isnan(scores.values[0, 1])
     assert np.isfinite(scores.values).sum() == np.prod(scores.values.shape) - 1
