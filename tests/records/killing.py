@@ -1,7 +1,8 @@
 """A harness that kills a real process and lets another go on, until the run is done, and compares the end.
 
 python tests/records/killing.py prune|compare FOLDER KILLS SEED, with `tests` on PYTHONPATH: kills at so many random
-moments or, where KILLS is `files`, before every operation on a file of the folder. The package is imported once; every attempt is a fork and costs little.
+moments or, where KILLS is `files`, before every operation on a file of the folder. The package is imported once; every
+attempt is a fork and costs little.
 """
 
 from __future__ import annotations
