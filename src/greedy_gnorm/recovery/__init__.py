@@ -1,4 +1,4 @@
-"""Winning quality back after units are removed, without labels: least squares and distillation will live here.
+"""Recovering quality after units are removed, without labels: least squares and distillation.
 
-Empty so far. Nothing in here chooses units or reads files.
+Empty so far. Nothing in here will choose units or read files.
 """
