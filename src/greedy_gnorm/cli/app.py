@@ -183,7 +183,7 @@ def table(
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, or of a model.")],
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write it as ONNX, checked against torch.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, checked against torch; the only format.")] = True,
     int8: Annotated[bool, typer.Option("--int8", help="Also write and measure it with 8-bit weights.")] = False,
     data: Annotated[str | None, typer.Option(help="Rows for the 8-bit model. Default: the run's own.")] = None,
     tolerance: Annotated[float, typer.Option(help="The largest accepted difference from torch's logits.")] = 1e-4,
@@ -193,8 +193,6 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a pruned model for other runtimes."""
-    if not onnx:
-        raise GnormError("Say what to write: --onnx.")
     from greedy_gnorm.cli import commands
 
     options = {"out": out, "int8": int8, "data": data, "tolerance": tolerance, "trust_remote_code": trust_remote_code}
