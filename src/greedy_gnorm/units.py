@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,23 +40,40 @@ class SiteInfo:
     units: int
     applications: int = 1
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> SiteInfo:
+        """The site from a record, which may say more of it."""
+        return cls(**{name: content[name] for name in cls.__dataclass_fields__})
+
 
 def unit_name(sites: Sequence[SiteInfo], unit: Unit) -> str:
     """`L3·H10` for head 10 of layer 3, `L3·N512` for a neuron; sites of one kind in one layer get a letter each."""
-    return f"L{_numbered(sites, unit.site)}·{_initial(sites[unit.site])}{unit.index}"
+    return f"L{_layer_labels(sites)[unit.site]}·{_initial(sites[unit.site])}{unit.index}"
+
+
+def unit_names(sites: Sequence[SiteInfo]) -> list[str]:
+    """The names of all units, site after site."""
+    labels = zip(_layer_labels(sites), sites, strict=True)
+    return [f"L{label}·{_initial(site)}{index}" for label, site in labels for index in range(site.units)]
 
 
 def layer_names(sites: Sequence[SiteInfo]) -> list[str]:
-    """A name for each site as a row of a mask: `3`, `3a` and `3b`, or `3·H` and `3·N` where kinds are mixed."""
-    mixed = len({site.kind for site in sites}) > 1
-    return [_numbered(sites, place) + (f"·{_initial(site)}" if mixed else "") for place, site in enumerate(sites)]
+    """A name for each site as a row of a mask: `3`, or `3a` and `3b`, or `3·H` and `3·N` where kinds are mixed."""
+    labels = _layer_labels(sites)
+    if len({site.kind for site in sites}) == 1:
+        return labels
+    return [f"{label}·{_initial(site)}" for label, site in zip(labels, sites, strict=True)]
 
 
-def _numbered(sites: Sequence[SiteInfo], place: int) -> str:
-    """The number of a site's layer, with a letter where the layer has several sites of its kind."""
-    site = sites[place]
-    alike = [other for other, each in enumerate(sites) if (each.layer, each.kind) == (site.layer, site.kind)]
-    return str(site.layer) + ("" if len(alike) == 1 else chr(ord("a") + alike.index(place)))
+def _layer_labels(sites: Sequence[SiteInfo]) -> list[str]:
+    """The number of each site's layer, with a letter where the layer has several sites of its kind."""
+    groups = [(site.layer, site.kind) for site in sites]
+    sizes, seen, labels = Counter(groups), Counter[tuple[int, str]](), []
+    for group in groups:
+        repeats, letter = divmod(seen[group], len(ascii_lowercase))
+        labels.append(str(group[0]) + (ascii_lowercase[letter] * (repeats + 1) if sizes[group] > 1 else ""))
+        seen[group] += 1
+    return labels
 
 
 def _initial(site: SiteInfo) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import LABEL_NAMES, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
+from journals import header, walk
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli.app import main
@@ -157,6 +158,12 @@ def test_the_terminal_the_tables_the_card_and_the_page_show_one_size(dtype, form
     stored = (tmp_path / "run" / "model" / "model.safetensors").stat().st_size
     kept = steps[9 if form == "pruned" else 0].bytes
     assert kept < stored < kept + 20_000, "the size of the file, but for its header"
+
+
+def test_a_run_that_is_not_finished_has_no_table(tmp_path, capsys):
+    journal = walk(tmp_path / "run", header(), steps=2)
+    assert main(["table", str(journal.folder)]) == 2
+    assert "is not finished: continue it with --resume" in capsys.readouterr().err
 
 
 def test_a_number_of_heads_gives_no_table_where_they_differ_in_size(tmp_path, monkeypatch, capsys):

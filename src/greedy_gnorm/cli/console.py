@@ -24,11 +24,11 @@ from greedy_gnorm.deployment.export import Exported
 from greedy_gnorm.passes.processes import is_first
 from greedy_gnorm.pruning.curves import curve
 from greedy_gnorm.pruning.methods import GREEDY
-from greedy_gnorm.pruning.run import Run, sites_of
+from greedy_gnorm.pruning.run import Run, measure_of, sites_of
 from greedy_gnorm.records.journal import RUN_FILE, read_header
 from greedy_gnorm.report.tables import LATENCY_COLUMNS, latency_cells, megabytes, stored_precision
 from greedy_gnorm.report.writer import NAME
-from greedy_gnorm.units import Latency, Measure, SiteInfo, Step, Unit, removed_by, unit_name
+from greedy_gnorm.units import Latency, Measure, Step, Unit, removed_by, unit_name
 
 out = Console(markup=False, emoji=False)
 err = Console(stderr=True, markup=False, emoji=False)
@@ -97,9 +97,11 @@ class StepDisplay:
         if self.quiet:
             return
         self.gone = gone
-        state = f"{_quality(step)}  {self._time_left(limit)}"
+        measure = measure_of(self.header)
+        state = f"{measure.name} {measure.of(step):.4f}  {self._time_left(limit)}"
         if not err.is_terminal:
-            heads = ", ".join(unit_name(self.sites, head) for head in step.removed) or "none"
+            sites = sites_of(self.header)
+            heads = ", ".join(unit_name(sites, head) for head in step.removed) or "none"
             err.print(
                 f"{self.part} step {step.step}  heads {self.gone}/{limit}  removed {heads}  {state}".lstrip(),
                 soft_wrap=True,
@@ -112,9 +114,9 @@ class StepDisplay:
         self.bar.update(self.task, completed=self.gone, state=state)
 
     @cached_property
-    def sites(self) -> list[SiteInfo]:
-        """The layers of the model, from the run's record."""
-        return sites_of(read_header(self.folder / RUN_FILE))
+    def header(self) -> dict[str, Any]:
+        """The run's record, which is there before its first step."""
+        return read_header(self.folder / RUN_FILE)
 
     def _time_left(self, limit: int) -> str:
         """An upper bound from the pace since the first step seen: a rule may stop earlier."""
@@ -147,11 +149,6 @@ class PartDisplay:
             self.part = part
             self.display = StepDisplay(self.folder / "parts" / str(part), str(part), quiet=self.quiet)
         self.display(step, gone, limit)
-
-
-def _quality(step: Step) -> str:
-    name, value = next(iter(step.quality.items()))
-    return f"{name} {value:.4f}"
 
 
 def duration(seconds: float) -> str:

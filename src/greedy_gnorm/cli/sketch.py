@@ -20,7 +20,7 @@ def mask(model: Mapping[str, Any], removed: Sequence[Unit], *, plain: bool = Fal
     """A line for each layer: its name, its heads, how many layers share it; `model` is the header's part."""
     gone = {*removed, *(Unit(*head) for head in model["removed"])}
     cells = PLAIN_CELLS if plain else CELLS
-    sites = [SiteInfo(**site) for site in model["sites"]]
+    sites = [SiteInfo.from_json(site) for site in model["sites"]]
     names = layer_names(sites)
     width = max(3, *map(len, names))
     lines = []

@@ -114,7 +114,7 @@ def measure_of(header: Mapping[str, Any]) -> Measure:
 
 def sites_of(header: Mapping[str, Any]) -> list[SiteInfo]:
     """The sites of the model that a record is about."""
-    return [SiteInfo(**site) for site in header["model"]["sites"]]
+    return [SiteInfo.from_json(site) for site in header["model"]["sites"]]
 
 
 def units_at_start(header: Mapping[str, Any]) -> int:

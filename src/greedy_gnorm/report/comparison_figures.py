@@ -124,7 +124,7 @@ def masks(comparison: Comparison) -> Figure:
 
 def tied_heads(model: Mapping[str, Any]) -> Figure:
     """How one entry of the mask stands for a head in every layer that shares its weights."""
-    sites = [SiteInfo(**site) for site in model["sites"]]
+    sites = [SiteInfo.from_json(site) for site in model["sites"]]
     shared = next(place for place, site in enumerate(sites) if site.applications > 1)
     layers, head = sites[shared].applications, sites[shared].units // 3
     cells = mask_cells({**model, "removed": []}, [Unit(shared, head)])

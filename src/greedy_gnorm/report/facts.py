@@ -147,7 +147,7 @@ def details(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
             [
                 ("name", model["name"]),
                 ("type", model["type"]),
-                ("attention", _attention([SiteInfo(**site) for site in model["sites"]])),
+                ("attention", _attention([SiteInfo.from_json(site) for site in model["sites"]])),
                 ("parameters", f"{model['parameters']:,}"),
                 ("stored as", page.runs[0].precision.name),
                 ("fingerprint of the weights", model["weights"]),

@@ -79,7 +79,7 @@ def mask_cells(model: Mapping[str, Any], removed: Sequence[Unit]) -> Matrix:
 
 def mask_rows(model: Mapping[str, Any]) -> list[str]:
     """The names of the rows of `mask_cells`: the layers, counted through where several share a module."""
-    sites = [SiteInfo(**site) for site in model["sites"]]
+    sites = [SiteInfo.from_json(site) for site in model["sites"]]
     applications = sum(site.applications for site in sites)
     return layer_names(sites) if applications == len(sites) else [str(layer) for layer in range(applications)]
 

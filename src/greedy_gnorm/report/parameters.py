@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from greedy_gnorm.model.sizes import module_counts
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.pruning.run import measure_of
 from greedy_gnorm.records.journal import RUN_FILE, Journal
-from greedy_gnorm.report.tables import SizeTable, stored_precision
+from greedy_gnorm.report.tables import FLOAT32, Quality, SizeTable, stored_precision
 from greedy_gnorm.units import Unit, removed_by
 
 
@@ -24,24 +23,29 @@ def parameter_table(name: str, removed: int | None, *, trust_remote_code: bool =
 
     After are the heads that the run or the configuration kept; with `removed`, so many fewer.
     """
-    journal = Journal.read(Path(name)) if (Path(name) / RUN_FILE).exists() else None
-    if journal is None:
+    precision, quality = FLOAT32, None
+    if (Path(name) / RUN_FILE).exists():
+        journal = Journal.read(Path(name))
+        precision, quality = stored_precision(journal.header, journal.steps[0]), _quality(journal)
+        before, after = _models_of_run(journal, trust_remote_code=trust_remote_code)
+    else:
         config = load_config(name, trust_remote_code=trust_remote_code)
         before, after = _unpruned(config), skeleton(config)
-    else:
-        config = load_config(journal.folder / "model", trust_remote_code=trust_remote_code)
-        gone = [Unit(*unit) for unit in journal.header["model"]["removed"]]
-        before = _without(_unpruned(config), gone)
-        after = _without(_unpruned(config), [*gone, *removed_by(journal.steps[: _solution(journal) + 1])])
     if removed is not None:
-        sites = find_sites(after)
+        quality, sites = None, find_sites(after)
         remove(sites, _any_units(sites, removed))
-    counts = module_counts(before), module_counts(after)
-    if journal is None or removed is not None:
-        return SizeTable.of(*counts)
-    measure, unpruned, solution = measure_of(journal.header), journal.steps[0], journal.steps[_solution(journal)]
-    quality = measure.name, measure.of(unpruned), measure.of(solution)
-    return SizeTable.of(*counts, stored_precision(journal.header, unpruned), quality)
+    return SizeTable.of(module_counts(before), module_counts(after), precision, quality)
+
+
+def _models_of_run(journal: Journal, *, trust_remote_code: bool) -> tuple[Any, Any]:
+    """The model that a run began with and its solution, without weights."""
+    config = load_config(journal.folder / "model", trust_remote_code=trust_remote_code)
+    gone = [Unit(*unit) for unit in journal.header["model"]["removed"]]
+    removed = removed_by(journal.steps[: int(journal.header["result"]["solution"]) + 1])
+    models = _unpruned(config), _unpruned(config)
+    for model, units in zip(models, (gone, [*gone, *removed]), strict=True):
+        remove(find_sites(model), units)
+    return models
 
 
 def _unpruned(config: Any) -> Any:
@@ -50,11 +54,6 @@ def _unpruned(config: Any) -> Any:
     for record in RECORDS.values():
         setattr(whole, record, {})
     return skeleton(whole)
-
-
-def _without(model: Any, units: Sequence[Unit]) -> Any:
-    remove(find_sites(model), units)
-    return model
 
 
 def _any_units(sites: Sites, count: int) -> list[Unit]:
@@ -67,7 +66,9 @@ def _any_units(sites: Sites, count: int) -> list[Unit]:
     return units[:count]
 
 
-def _solution(journal: Journal) -> int:
+def _quality(journal: Journal) -> Quality:
     if "result" not in journal.header:
         raise GnormError(f"The run in {journal.folder} is not finished: continue it with --resume.")
-    return int(journal.header["result"]["solution"])
+    measure = measure_of(journal.header)
+    before, after = (journal.steps[step] for step in (0, int(journal.header["result"]["solution"])))
+    return measure.name, measure.of(before), measure.of(after)

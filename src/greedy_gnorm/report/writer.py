@@ -25,7 +25,7 @@ from greedy_gnorm.records.files import write_text, writing_to
 from greedy_gnorm.report import charts, facts
 from greedy_gnorm.report.page import Page, model_title, read_page
 from greedy_gnorm.report.tables import measure_title
-from greedy_gnorm.units import Step, Unit, layer_names, unit_name
+from greedy_gnorm.units import Step, layer_names, unit_names
 
 NAME = "report.html"
 SCORE_BYTES = 2_000_000  # of score matrices in a page: 8 MB less plotly's 5 and room for the rest
@@ -165,7 +165,7 @@ def _walks(page: Page) -> Iterator[dict[str, Any]]:
                 {"name": name, "units": site.units, "applications": site.applications}
                 for name, site in zip(layer_names(sites), sites, strict=True)
             ],
-            "names": [unit_name(sites, Unit(place, n)) for place, site in enumerate(sites) for n in range(site.units)],
+            "names": unit_names(sites),
             "gone": [starts[site] + index for site, index in run.journal.header["model"]["removed"]],
             "removed": [[starts[unit.site] + unit.index for unit in step.removed] for step in run.steps],
             "quality": [round(page.measure.of(step), 6) for step in run.steps],
