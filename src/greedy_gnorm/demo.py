@@ -276,7 +276,7 @@ def _new_model(pieces: int, recipe: Recipe) -> XLMRobertaForSequenceClassificati
         id2label={index: language for language, index in LABELS.items()},
     )
     model = XLMRobertaForSequenceClassification(config)  # type: ignore[no-untyped-call]
-    torch.nn.Module.float(model)  # whatever the caller's default
+    torch.nn.Module.float(model)  # in spite of the caller's default dtype
     return model
 
 

@@ -103,7 +103,7 @@ class Scores:
 
     @property
     def values(self) -> Matrix:
-        """The scores as a matrix (sites x units), padded with NaN where a site has fewer units than the largest."""
+        """The scores as a matrix, sites x units, padded with NaN where a site has fewer units than the largest."""
         return as_matrix(self.vectors)
 
     def units(self) -> list[Unit]:

@@ -83,7 +83,7 @@ def read_texts(table: datasets.Dataset, column: str) -> list[str]:
     values = list(table[column])
     missing = [row for row, value in enumerate(values) if is_missing(value)]
     if missing:
-        raise DataError(f"{len(missing)} rows have no text in {column!r} (empty or NaN): {_numbers(missing)}.")
+        raise DataError(f"{_rows_have(missing)} no text in {column!r} (empty or NaN): {_numbers(missing)}.")
     odd = [row for row, value in enumerate(values) if not isinstance(value, str)]
     if odd:
         raise DataError(f"Column {column!r} holds {type(values[odd[0]]).__name__}, not text, in {_numbers(odd)}.")
@@ -95,7 +95,7 @@ def read_labels(table: datasets.Dataset, column: str, split: str) -> LabelColumn
     values = list(table[column])
     missing = [row for row, value in enumerate(values) if is_missing(value)]
     if missing:
-        raise DataError(f"{len(missing)} rows of {split} have no {column!r}: {_numbers(missing)}.")
+        raise DataError(f"{_rows_have(missing)} no {column!r} ({split}): {_numbers(missing)}.")
     return LabelColumn(values, _class_names(table, column), True)
 
 
@@ -124,6 +124,10 @@ def is_missing(value: Any) -> bool:
     if isinstance(value, str):
         return not value.strip()
     return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _rows_have(rows: Sequence[int]) -> str:
+    return f"{len(rows)} rows have" if len(rows) > 1 else "1 row has"
 
 
 def _numbers(rows: Sequence[int], most: int = 5) -> str:

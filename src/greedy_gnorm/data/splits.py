@@ -44,9 +44,7 @@ def split_rows(rows: list[Row], count: int | None, seed: int) -> tuple[list[Row]
     """Split rows into `count` scoring rows (at most half of the texts) and evaluation rows; no text is in both."""
     unique = list({row.words: row for row in reversed(rows)}.values())[::-1]
     if len(unique) < 2:
-        raise DataError(
-            f"{len(unique)} different text can't be split into scoring and evaluation rows: give eval_data."
-        )
+        raise DataError("All rows have the same text and can't be split for evaluation: give eval_data.")
     half = len(unique) // 2
     scoring = sampled(unique, half if count is None else min(count, half), seed)
     taken = {row.words for row in scoring}
