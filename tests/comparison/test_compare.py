@@ -47,6 +47,7 @@ def essence(comparison):
     }
 
 
+@pytest.mark.draws
 def test_every_method_walks_on_the_same_evaluation_rows(tmp_path):
     comparison = compare(tmp_path / "c")
     assert {method: len(walks) for method, walks in comparison.curves.items()} == {
@@ -211,6 +212,7 @@ def test_albert_has_its_picture_of_tied_heads(tmp_path):
     assert (tmp_path / "c" / "figures" / "tied-heads.png").exists()
 
 
+@pytest.mark.draws
 def test_a_pruned_model_is_compared_though_a_site_has_no_head(tmp_path):
     model = tiny_model("bert", **LABEL_NAMES)
     gg.remove_heads(model, {1: [0, 1, 2, 3]})

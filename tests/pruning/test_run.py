@@ -172,6 +172,7 @@ def test_pruning_goes_on_from_a_pruned_model():
     assert np.isnan(result.steps[1].scores.values).sum() == 2
 
 
+@pytest.mark.draws
 def test_the_run_folder(tmp_path, model_folder, data_file):
     folder = tmp_path / "run"
     result = gg.prune(str(model_folder), str(data_file), stop="all", out=folder, samples=20, seed=5)

@@ -17,6 +17,8 @@ from greedy_gnorm.pruning.run import measure_of, sites_of
 from greedy_gnorm.report import comparison_figures, figures
 from greedy_gnorm.units import Scores, Unit, as_matrix, removed_by
 
+pytestmark = pytest.mark.draws
+
 PERPLEXITY = {"quality": "perplexity", "higher_is_better": False}
 KINDS = [{}, {"layout": RAGGED, **PERPLEXITY}]
 """Layers of one size with accuracy; layers of 4 and 6 heads, two modules in one, with perplexity."""
