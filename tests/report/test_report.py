@@ -23,7 +23,7 @@ from greedy_gnorm.pruning.run import Run, sites_of
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.report import writer as report
 from greedy_gnorm.report.outcome import curve_csv
-from greedy_gnorm.units import Measure, Unit, removed_by, unit_name
+from greedy_gnorm.units import Measure, SiteInfo, Unit, layer_names, removed_by, unit_name, unit_names
 
 EVIL = '</script><img src=x onerror="alert(1)"><b>&amp;\u2028'
 
@@ -544,3 +544,16 @@ def test_the_table_of_the_curve_names_heads(tmp_path):
     names = [unit_name(sites_of(journal.header), unit) for unit in removed_by(journal.steps)]
     assert [row["removed"] for row in rows] == ["", *names]
     assert {name[:3] for name in names} == {"L0·", "L1a", "L1b", "L2·"}
+
+
+def test_names_of_layers_and_units():
+    kinds = [("attention", 0, 2), ("ffn", 0, 3), ("attention", 1, 1), ("attention", 1, 1), ("ffn", 1, 1)]
+    sites = [SiteInfo(f"module {place}", *kind) for place, kind in enumerate(kinds)]
+    assert layer_names(sites) == ["0·H", "0·N", "1a·H", "1b·H", "1·N"]
+    names = ["L0·H0", "L0·H1", "L0·N0", "L0·N1", "L0·N2", "L1a·H0", "L1b·H0", "L1·N0"]
+    assert unit_names(sites) == names
+    units = [Unit(place, index) for place, site in enumerate(sites) for index in range(site.units)]
+    assert [unit_name(sites, unit) for unit in units] == names
+    many = [SiteInfo("x", "attention", 0, 1)] * 100_000
+    assert len(set(unit_names(many[:60]))) == 60
+    assert len(unit_names(many)) == 100_000
