@@ -156,6 +156,16 @@ def test_two_hosts_with_other_data_are_refused(place, tmp_path):
 
 
 @pytest.mark.slow
+def test_an_error_on_the_second_host_is_shown_on_the_first(place, tmp_path):
+    shutil.copytree(place / "model", tmp_path / "model")  # and no rows
+    codes, said = on_two_hosts(pruning(place, tmp_path / "run"), pruning(tmp_path, tmp_path / "run"))
+    assert 0 not in codes
+    assert "Error: Process 1 failed: " in said[0]
+    assert "rows.jsonl" in said[0]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
 def test_a_comparison_on_two_hosts_is_whole_on_the_first(place, tmp_path):
     arguments = ("compare", place / "model", "--data", place / "rows.jsonl", "--methods", "greedy-gnorm,random",
                  "--runs", "2", "--trajectories", "3", "--samples", "12", "--out")  # fmt: skip
@@ -218,7 +228,8 @@ def test_a_dead_process_ends_all_and_the_run_is_resumed(place, alone, tmp_path):
     os.kill(int(children[-1]), signal.SIGKILL)
     _, err = group.communicate(timeout=120)
     assert group.returncode != 0
-    assert "--resume" in err  # the other one's last words
+    assert "Error: Process 1 is gone" in err  # by the other one, which the launcher ends at the same time
+    assert "--resume" in err
     done = launched(torchrun(2), *pruning(place, out, "--resume"))
     assert done.returncode == 0, done.stderr[-3000:]
     agree(steps(out), alone)
@@ -391,6 +402,16 @@ def test_the_kernel_notices_a_lost_host():
             for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
         )
         assert idle + interval * count <= 120
+
+
+def test_a_process_that_connects_after_a_failure_hears_of_it():
+    coordinator = Coordinator(2)
+    peers = [Peers(0, ("127.0.0.1", coordinator.port), coordinator.token)]
+    peers[0].report("no room")
+    peers.append(Peers(1, ("127.0.0.1", coordinator.port), coordinator.token))
+    for peer in peers:
+        with pytest.raises(ProcessGone, match="no room"):
+            peer.wait()
 
 
 def test_a_process_that_ends_early_is_named_to_those_who_wait():

@@ -75,6 +75,8 @@ class Coordinator:
             return
         with self._lock:
             self._channels[int(rank)] = channel
+            if self._failure is not None:
+                channel.send({"failed": self._failure})
         while (message := channel.read()) is not None:
             self._handle(int(rank), message)
         with self._lock:

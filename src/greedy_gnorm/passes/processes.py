@@ -202,5 +202,7 @@ def _peers() -> Peers:
         offer = None if own is None else [socket.gethostname(), own.port, own.token]
         host, port, token = _gather_json(offer)[0]
         host = os.environ.get("MASTER_ADDR", host)
-        _connected = group, Peers(distributed.get_rank(), (host, port), token)
+        peers = Peers(distributed.get_rank(), (host, port), token)
+        _gather_json(None)  # a process that died before it was connected is noticed here
+        _connected = group, peers
     return _connected[1]
