@@ -73,9 +73,7 @@ def per_sample_gradients(sites: Sites, batches: Batches, chunk: int = 8) -> list
     own = model.config._attn_implementation
     model.set_attn_implementation("eager")
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    wanted = {
-        names[id(linear.weight)]: linear.weight.detach() for site in sites for linear in site.inputs.values()
-    }
+    wanted = {names[id(linear.weight)]: linear.weight.detach() for site in sites for linear in site.inputs.values()}
 
     def norm(weights: dict[str, torch.Tensor], ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         additive = torch.zeros_like(mask, dtype=torch.float32).masked_fill(mask == 0, torch.finfo(torch.float32).min)
