@@ -70,7 +70,7 @@ def methods_named(text: str | Sequence[str]) -> list[str]:
             METHODS[name]
             found.append(name)
     if not found:
-        raise GnormError(f"Give the methods to compare: paper, all, or some of {', '.join(METHODS)}.")
+        raise GnormError(f"Name the methods to compare: paper, all, or some of {', '.join(METHODS)}.")
     return list(dict.fromkeys(found))
 
 

@@ -39,7 +39,7 @@ class Score:
         for unit in sites.survivors():
             if np.isnan(scores.key(unit)):
                 raise NonFiniteScore(
-                    f"The score {self.name} of {unit_name(sites.infos, unit)} is NaN. Check the weights for NaN."
+                    f"The score {self.name} of {unit_name(sites.infos, unit)} is NaN. Are all weights finite?"
                 )
         return scores
 
