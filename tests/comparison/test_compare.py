@@ -82,24 +82,6 @@ def test_the_figure_of_curves_shows_the_mean_of_each_methods_runs(tmp_path):
         np.testing.assert_allclose(lines[f"{method} (2)"], points)
 
 
-@pytest.mark.parametrize(
-    ("options", "gone"), [({"protect": "0.1,1"}, 3), ({"min_heads": 1}, 6), ({"protect": "0.1", "min_heads": 2}, 4)]
-)
-def test_protected_heads_stay_in_every_walk(options, gone, tmp_path):
-    comparison = compare(tmp_path / "c", methods="greedy-gnorm,random", runs=1, trajectories=2, **options)
-    for walks in comparison.curves.values():
-        for walk in walks:
-            removed = removed_by(walk)
-            assert len(set(removed)) == gone
-            assert walk[-1].stop is not None
-            left = Counter(unit.site for unit in removed)
-            if "protect" in options:
-                assert Unit(0, 1) not in removed
-            if options.get("protect") == "0.1,1":
-                assert left[1] == 0
-            assert max(left.values()) <= 4 - options.get("min_heads", 0)
-
-
 def test_a_part_is_the_run_that_prune_makes(tmp_path):
     comparison = compare(tmp_path / "c", methods="greedy-gnorm,michel", runs=1)
     model = tiny_model("bert", num_hidden_layers=2, **LABEL_NAMES)

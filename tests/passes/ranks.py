@@ -178,7 +178,7 @@ def compared(folder: Path) -> Any:
 
 
 COMPARISON = {
-    "methods": "greedy-gnorm,ae,random", "runs": 2, "trajectories": 3, "samples": 12, "protect": "0.1,0.2"
+    "methods": "greedy-gnorm,ae,random", "runs": 2, "trajectories": 3, "samples": 12, "protect": [(0, 1), (0, 2)]
 }  # fmt: skip
 
 

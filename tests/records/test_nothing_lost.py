@@ -237,9 +237,10 @@ def test_odd_places_for_a_model(places, call, tmp_path, capsys):
 
 
 def test_a_world_that_is_no_number(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "abc")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "abc", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
     assert main(["methods"]) == 2
-    assert "WORLD_SIZE" in capsys.readouterr().err
+    assert "WORLD_SIZE is 'abc'" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -294,5 +295,5 @@ def test_options_of_a_score_beside_other_scores(model_folder, rows, tmp_path, ca
 
 
 def test_runs_that_can_not_differ_are_told(model_folder, rows, tmp_path):
-    with pytest.warns(UserWarning, match="spread tells nothing"):
+    with pytest.warns(UserWarning, match="do not show how results vary between samples"):
         gg.compare(str(model_folder), str(rows), eval_data=str(rows), out=tmp_path / "c", methods="ae", runs=2)

@@ -401,13 +401,13 @@ def test_taking_a_point_refuses_what_does_not_fit(pruned, tmp_path, model_folder
     for more, message in (
         (["--from-run", str(pruned), "--at-step", "9"], "no step 9 in"),
         (["--from-run", str(pruned), "--at-step", "-1"], "its steps go from 0 to 8"),
-        (["--from-run", str(pruned)], "belong together"),
-        (["--at-step", "1"], "belong together"),
-        (["--from-run", str(pruned), "--at-step", "1", "--method", "ae"], "method can't be changed"),
-        (["--from-run", str(pruned), "--at-step", "1", "--live"], "live can't be changed"),
+        (["--from-run", str(pruned)], "Use --from-run and --at-step together"),
+        (["--at-step", "1"], "Use --from-run and --at-step together"),
+        (["--from-run", str(pruned), "--at-step", "1", "--method", "ae"], "uses the settings of that run: remove --method"),
+        (["--from-run", str(pruned), "--at-step", "1", "--live"], "uses the settings of that run: remove --live"),
         (["--from-run", str(tmp_path), "--at-step", "1"], "holds no readable run"),
-        ([], "Say what to prune"),
-        ([str(model_folder)], "Say what to prune"),
+        ([], "Give a model and data"),
+        ([str(model_folder)], "Give a model and data"),
     ):
         assert main([*base, *more]) == 2, more
         assert message in capsys.readouterr().err.replace("\n", " "), more

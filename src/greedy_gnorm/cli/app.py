@@ -87,7 +87,8 @@ def prune(
     if from_run is not None and at_step is not None:
         allowed = {"model", "out", "from-run", "at-step", "quiet", "json", "trust-remote-code", "format", "latency"}
         if others := given_names(context) - allowed:
-            raise GnormError(f"--from-run uses the settings of that run: remove {', '.join(sorted(others))}.")
+            options = ", ".join(f"--{name}" for name in sorted(others))
+            raise GnormError(f"--from-run uses the settings of that run: remove {options}.")
         taking = {"model": model, "trust_remote_code": settings["trust_remote_code"], "latency": latency}
         commands.take(from_run, at_step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json)
     elif model is None or data is None:
