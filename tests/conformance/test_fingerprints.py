@@ -13,14 +13,12 @@ from conftest import shared
 from fingerprints import FILE, fingerprint, machine, names, run
 
 CONTENT = json.loads(FILE.read_text())
-QUICK = ("greedy-gnorm", "ae-greedy", "fisher-greedy", "random")
 
 
 def marked(name):
     family, method, how = name.split()
-    quick = family == "bert" or method in QUICK
-    if family in ("demo", "minilm-tweets"):  # trained models take long
-        quick = (family, how) == ("minilm-tweets", "direct")
+    trained = family in ("demo", "minilm-tweets")  # these take long
+    quick = family == "bert" or ((method, how) == ("greedy-gnorm", "direct") and not trained)
     return name if quick else pytest.param(name, marks=pytest.mark.slow)
 
 

@@ -84,7 +84,7 @@ def test_the_file_beside_the_weights_needs_torch_and_transformers_only():
     assert packages - sys.stdlib_module_names == {"torch", "transformers"}
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert"])
+@pytest.mark.parametrize("family", ["bert", pytest.param("distilbert", marks=pytest.mark.slow)])
 def test_a_process_without_greedy_gnorm_classifies_quietly(family, tmp_path):
     model = pruned(family, "an empty layer" if family == "bert" else "uneven")
     model.save_pretrained(tmp_path / "model")
@@ -227,8 +227,15 @@ def test_a_bin_checkpoint_is_read_as_weights_only(tmp_path):
 # ONNX
 
 
+def exported(family, mask):
+    """An export takes seconds: BERT and ALBERT stand for the others in the quick tests."""
+    quick = (family, mask) in (("bert", "an empty layer"), ("albert", "an empty layer"))
+    return pytest.param(family, mask, marks=[] if quick else pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    ("family", "mask"), [("albert", "uneven"), *((family, "an empty layer") for family in FAMILY_CONFIGS)]
+    ("family", "mask"),
+    [exported("albert", "uneven"), *(exported(family, "an empty layer") for family in FAMILY_CONFIGS)],
 )
 def test_onnx_agrees_with_torch(family, mask, tmp_path):
     """The mask with an empty layer leaves the next one uneven; ALBERT has one layer for both."""

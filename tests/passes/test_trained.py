@@ -20,7 +20,9 @@ from greedy_gnorm.passes.gradients import gradient_norms
 from greedy_gnorm.tasks.objectives import OBJECTIVES
 
 
-@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert"])
+@pytest.mark.parametrize(
+    "family", ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in ("xlm-roberta", "camembert"))]
+)
 def test_the_same_trained_weights_score_the_same(family, minilm):
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
     rows = [json.loads(line) for line in shared("data/tweets.jsonl").open(encoding="utf-8")][:40]

@@ -215,8 +215,11 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("options", [{}, {"recompute": 0}, {"recompute": 3}, {"method": "random"}], ids=str)
-@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize(
+    ("options", "torn"),
+    [({}, False), ({}, True), ({"recompute": 0}, False), ({"recompute": 3}, True), ({"method": "random"}, False)],
+    ids=str,
+)
 def test_a_run_resumed_ends_like_one_that_was_never_stopped(options, torn, tmp_path):
     whole = run(out=tmp_path / "whole", **options)
 

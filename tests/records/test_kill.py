@@ -126,9 +126,9 @@ def test_a_read_only_place(disk, model_folder, rows_file, tmp_path, capsys):
 def test_a_lost_terminal(tmp_path):
     """The terminal goes while the run writes to it; the run ends, and goes on elsewhere."""
     model, data, out = tmp_path / "model", tmp_path / "rows.jsonl", tmp_path / "run"
-    tiny_model("bert", num_hidden_layers=12, **LABEL_NAMES).save_pretrained(model)
+    tiny_model("bert", num_hidden_layers=6, **LABEL_NAMES).save_pretrained(model)
     tiny_tokenizer().save_pretrained(model)
-    data.write_text("\n".join(map(json.dumps, tiny_rows(300))))
+    data.write_text("\n".join(map(json.dumps, tiny_rows(200))))
     arguments = ["prune", str(model), "--data", str(data), "--stop", "all", "--no-latency"]
     child, terminal = pty.fork()
     if child == 0:
@@ -138,7 +138,7 @@ def test_a_lost_terminal(tmp_path):
             os.read(terminal, 10_000)
     os.close(terminal)
     os.waitpid(child, 0)
-    assert 3 <= (out / "journal.jsonl").read_text().count("\n") < 49
+    assert 3 <= (out / "journal.jsonl").read_text().count("\n") < 25
     assert not (out / "model").exists()
     assert main([*arguments, "--out", str(out), "--resume", "--quiet"]) == 0
     assert main([*arguments, "--out", str(tmp_path / "whole"), "--quiet"]) == 0

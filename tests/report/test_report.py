@@ -403,7 +403,10 @@ def test_taking_a_point_refuses_what_does_not_fit(pruned, tmp_path, model_folder
         (["--from-run", str(pruned), "--at-step", "-1"], "its steps go from 0 to 8"),
         (["--from-run", str(pruned)], "Use --from-run and --at-step together"),
         (["--at-step", "1"], "Use --from-run and --at-step together"),
-        (["--from-run", str(pruned), "--at-step", "1", "--method", "ae"], "uses the settings of that run: remove --method"),
+        (
+            ["--from-run", str(pruned), "--at-step", "1", "--method", "ae"],
+            "uses the settings of that run: remove --method",
+        ),
         (["--from-run", str(pruned), "--at-step", "1", "--live"], "uses the settings of that run: remove --live"),
         (["--from-run", str(tmp_path), "--at-step", "1"], "holds no readable run"),
         ([], "Give a model and data"),

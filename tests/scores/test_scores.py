@@ -242,7 +242,7 @@ def quality_after(model, heads):
 
 
 def test_leave_one_out(family):
-    model = tiny_model(family)
+    model = tiny_model(family, num_hidden_layers=2)
     values = gg.score(model, BATCHES, score="leave-one-out").values
     for head in find_sites(model).survivors():
         assert values[head] == pytest.approx(quality_after(model, []) - quality_after(model, [head]))
