@@ -405,9 +405,9 @@ def test_taking_a_point_refuses_what_does_not_fit(pruned, tmp_path, model_folder
         (["--at-step", "1"], "Use --from-run and --at-step together"),
         (
             ["--from-run", str(pruned), "--at-step", "1", "--method", "ae"],
-            "uses the settings of that run: remove --method",
+            "settings of that run: remove --method",
         ),
-        (["--from-run", str(pruned), "--at-step", "1", "--live"], "uses the settings of that run: remove --live"),
+        (["--from-run", str(pruned), "--at-step", "1", "--live"], "settings of that run: remove --live"),
         (["--from-run", str(tmp_path), "--at-step", "1"], "holds no readable run"),
         ([], "Give a model and data"),
         ([str(model_folder)], "Give a model and data"),
