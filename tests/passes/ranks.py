@@ -26,6 +26,7 @@ torch.set_num_threads(1)
 import greedy_gnorm as gg  # noqa: E402
 import greedy_gnorm.cli.commands  # noqa: E402 (whatever a run needs, before it is forked)
 from greedy_gnorm.cli.app import main as gnorm  # noqa: E402
+from greedy_gnorm.cli.interrupts import Interrupts  # noqa: E402
 from greedy_gnorm.comparison import experiment  # noqa: E402
 from greedy_gnorm.errors import GnormError, NonFiniteScore  # noqa: E402
 from greedy_gnorm.passes import processes  # noqa: E402
@@ -115,7 +116,7 @@ def first_killed(folder: Path) -> Any:
 def said_by_the_survivor(victim: int, work: Callable[[], object]) -> Any:
     start = time.monotonic()
     try:
-        with process_group(print):
+        with Interrupts(), process_group(print):  # as the command does: a parent may have switched Ctrl-C off
             gather(None)
             if rank() == victim:
                 time.sleep(1)  # until the other one has what was gathered and is at work
