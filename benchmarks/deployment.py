@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 
 import greedy_gnorm as gg
 from greedy_gnorm.deployment.export import onnx_runner, to_onnx
-from greedy_gnorm.deployment.speed import multiplications, random_inputs, timed, torch_latencies
+from greedy_gnorm.deployment.speed import timed, torch_latencies
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.sizes import parameter_count
 from greedy_gnorm.model.surgery import remove
@@ -29,7 +29,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "models"
 def without(model: Any, share: float) -> Any:
     """A copy without so many of its heads, drawn at random."""
     pruned = copy.deepcopy(model)
-    sites = find_sites(pruned)
+    sites = find_sites(pruned, "heads")
     heads = sites.survivors()
     chosen = np.random.default_rng(0).permutation(len(heads))[: round(share * len(heads))]
     remove(sites, [Unit(*heads[place]) for place in chosen])

@@ -73,7 +73,7 @@ def albert() -> Sites:
 
 def _random(config: Any) -> Sites:
     torch.manual_seed(0)
-    return find_sites(AutoModelForSequenceClassification.from_config(config).eval())
+    return find_sites(AutoModelForSequenceClassification.from_config(config).eval(), "heads")
 
 
 def score(sites: Sites, batches: Batches) -> Any:

@@ -153,7 +153,7 @@ def test_savings():
 
 
 def test_protected_heads_are_those_of_the_models_layers():
-    sites = find_sites(tiny_model("bert", num_hidden_layers=2))
+    sites = find_sites(tiny_model("bert", num_hidden_layers=2), "heads")
     protection = protection_for(Settings(protect=[(0, 3), 1], min_heads=2), sites)
     assert protection.units == {Unit(0, 3), *(Unit(1, head) for head in range(4))}
     assert protection.least_per_site == 2

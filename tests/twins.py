@@ -49,7 +49,7 @@ def slow_gradient_norms(
 ) -> np.ndarray:
     """(3, sites, heads): the mean over sentences of the norm of each head's weight gradient, a backward a sentence."""
     model = model.eval()
-    sites = find_sites(model)
+    sites = find_sites(model, "heads")
     sums = np.zeros((3, *shape(sites)))
     count = 0
     for batch in batches:
@@ -106,7 +106,7 @@ def slow_entropy(
         "B": lambda a: -a * np.log(a + eps),
         "C": lambda a: -(a + eps) * np.log(a + eps),
     }
-    sites = find_sites(model)
+    sites = find_sites(model, "heads")
     rows = [row for batch in batches for row in unpadded(batch)]
     totals = np.zeros(shape(sites))
     for row in rows:
@@ -121,7 +121,7 @@ def slow_entropy(
 
 def slow_gate_gradients(model: Any, batches: list[dict[str, torch.Tensor]]) -> list[np.ndarray]:
     """For each sentence (sites, heads): the derivative of its loss by real gates on the head outputs."""
-    sites = find_sites(model)
+    sites = find_sites(model, "heads")
     results = []
     for batch in batches:
         for row in unpadded(batch):

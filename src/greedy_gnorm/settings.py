@@ -94,6 +94,10 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Rows = Annotated[Positive | None, BeforeValidator(_zero_as_all)]
 LayerHead = Annotated[tuple[Count, Count], BeforeValidator(_as_tuple)]
+Fraction = Annotated[FiniteFloat, Field(gt=0, lt=1)]
+Amount = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int | float) else value)]
+Shape = Annotated[str, Field(pattern=r"^[1-9]\d{0,5}x[1-9]\d{0,5}$")]
+UNITS, SHARE = "'heads', 'ffn' or 'both'", "a share between 0 and 1, such as 0.5"
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 
 
@@ -148,6 +152,48 @@ class Settings(BaseModel):
     recompute: Count | None = _setting(
         None, "Steps from one scoring to the next; 0 scores only once. Default: the method's own number."
     )
+    units: Literal["heads", "ffn", "both"] | None = _setting(
+        None, "What is removed: heads, feed-forward neurons (ffn) or both. Default: the method's own.", UNITS
+    )
+    recover: Literal["none", "least-squares", "gates"] | None = _setting(
+        None,
+        "How quality is recovered after units are removed: by fitting output projections (least-squares), by one "
+        "factor for each unit (gates), or none. Default: the method's own.",
+        "'none', 'least-squares' or 'gates'",
+    )
+    labels: Literal["data", "own"] = _setting(
+        "data",
+        "Labels to score with: those of the data, or the model's own (own), drawn from its predictions, so that text "
+        "without labels is enough.",
+        "'data' or 'own'",
+    )
+    calibration_tokens: Positive = _setting(65536, "Tokens of the rows that output projections are fitted on.")
+    macs: Fraction | None = _setting(
+        None, "Multiplications to keep at most, as a share of the unpruned model's.", SHARE
+    )
+    speedup: Annotated[FiniteFloat, Field(gt=1)] | None = _setting(
+        None, "How many times faster the model should be, by times measured on this machine.", "a number above 1"
+    )
+    latency: Amount | None = _setting(
+        None, "Milliseconds that a batch may take, by times measured on this machine.", "a time such as '10ms'"
+    )
+    params: Amount | None = _setting(
+        None, "Parameters to keep at most: a share such as 0.6, or a number such as 80M.", "a share or a number"
+    )
+    size: Amount | None = _setting(None, "Size of the stored weights at most, such as 30MB.", "a size such as '30MB'")
+    max_drop: Annotated[FiniteFloat, Field(ge=0)] | None = _setting(
+        None,
+        "Quality to lose at most (0.01 is one point of accuracy). Default: 0.01 if no target is given.",
+        "a number",
+    )
+    rounds: Positive = _setting(20, "Rounds of removing, fitting and scoring again.")
+    uniform: bool = _setting(False, "Keep the same number of units in every layer.")
+    multiple_of: Positive = _setting(1, "Keep a multiple of this number of neurons in every layer.")
+    shape: Shape | None = _setting(
+        None,
+        "Rows x tokens of the batch that multiplications and times are stated for. Default: the lengths of the data.",
+        "rows x tokens, such as '8x128'",
+    )
     dtype: Dtype = _setting("auto", "Precision of the computation; auto uses float32 for half-precision models.")
     device: str | None = _setting(None, "Where to compute: cpu, cuda, cuda:1. Default: a GPU if there is one.")
     device_map: Annotated[str | dict[str, int | str] | None, BeforeValidator(_check_places)] = _setting(
@@ -191,12 +237,21 @@ class Settings(BaseModel):
 
 SETTINGS = tuple(Settings.model_fields)
 """The names of all settings, in the order of every signature, help text and record."""
+TARGETS = ("macs", "speedup", "latency", "params", "size")
+"""The settings that say how small or fast the result of `compress` should be."""
+_ONLY_COMPRESSING = (*TARGETS, "max_drop", "rounds", "uniform", "multiple_of", "shape", "units")
+PRUNING = tuple(name for name in SETTINGS if name not in _ONLY_COMPRESSING)
+"""The settings of `prune`."""
+_ONLY_PRUNING = ("stop", "heads_per_step", "recompute", "device_map")
+COMPRESSING = tuple(name for name in SETTINGS if name not in _ONLY_PRUNING)
+"""The settings of `compress`."""
 _NOT_FOR_SCORING = (
-    "method", "stop", "eval_samples", "protect", "min_heads", "heads_per_step", "recompute", "cache_memory",
+    "method", "stop", "eval_samples", "protect", "min_heads", "heads_per_step", "recompute", "cache_memory", "recover",
+    "calibration_tokens",
 )  # fmt: skip
-SCORING = tuple(name for name in SETTINGS if name not in _NOT_FOR_SCORING)
+SCORING = tuple(name for name in (*PRUNING, "units") if name not in _NOT_FOR_SCORING)
 """The settings of `score`."""
-COMPARING = tuple(name for name in SETTINGS if name not in ("method", "stop", "device_map"))
+COMPARING = tuple(name for name in (*PRUNING, "rounds") if name not in ("method", "stop", "device_map", "recover"))
 """The settings of `compare`, which walks several methods to the end on copies of a model that fits one device."""
 DTYPES = get_args(Dtype)
 

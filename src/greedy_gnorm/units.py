@@ -18,6 +18,8 @@ Matrix = NDArray[np.float64]
 ATTENTION, FFN = "attention", "ffn"
 UNIT_WORDS = {ATTENTION: "head", FFN: "neuron"}
 """The name of a unit, by the kind of its site."""
+KINDS = {"heads": (ATTENTION,), "ffn": (FFN,), "both": (ATTENTION, FFN)}
+"""What `--units` selects: the kinds of sites."""
 
 
 class Unit(NamedTuple):

@@ -163,7 +163,7 @@ def test_folders_and_names_are_checked(tmp_path):
 def plain_query_gradients(model, batches):
     """The gradient of the mean norm of the logits by each query weight, by autograd alone."""
     rows = [row for batch in batches for row in unpadded(batch)]
-    weights = [weight_of(site.inputs[site.parts["q"]]) for site in find_sites(model)]
+    weights = [weight_of(site.inputs[site.parts["q"]]) for site in find_sites(model, "heads")]
     norms = [model(**{name: row[name] for name in ("input_ids", "attention_mask")}).logits.norm() for row in rows]
     return torch.autograd.grad(sum(norms) / len(rows), weights)
 
@@ -174,11 +174,11 @@ def test_the_change_of_gradients_is_that_of_plain_autograd(family):
     model, batches = tiny_model(family, dtype=torch.float64), [tiny_batch(seed=1), tiny_batch(rows=3, longest=7)]
     gg.remove_heads(model, {0: [1]})
     head = Unit(0, 2)
-    changes = gradient_change(find_sites(model), ready_batches(batches), OBJECTIVES["logit-norm"], head)
+    changes = gradient_change(find_sites(model, "heads"), ready_batches(batches), OBJECTIVES["logit-norm"], head)
     before = plain_query_gradients(model, batches)
     closed = copy.deepcopy(model)
     with torch.no_grad():
-        find_sites(closed)[0].output.weight[:, 4:8] = 0  # heads 0, 2, 3 are left, each of size 4
+        find_sites(closed, "heads")[0].output.weight[:, 4:8] = 0  # heads 0, 2, 3 are left, each of size 4
     after = plain_query_gradients(closed, batches)
     assert changes[0].shape == (3, 4)
     for ours, old, new in zip(changes, before, after, strict=True):

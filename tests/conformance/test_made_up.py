@@ -59,7 +59,7 @@ def logits(model):
 
 
 def test_sites_come_in_the_order_they_run():
-    sites = find_sites(made_up_model())
+    sites = find_sites(made_up_model(), "heads")
     assert [(site.layer, site.total, site.number) for site in sites] == [
         (place // 2, HEADS if place % 2 else GROUPS, place) for place in range(2 * LAYERS)
     ]
@@ -71,7 +71,7 @@ def test_sites_come_in_the_order_they_run():
 @pytest.mark.parametrize("cut", CUTS)
 def test_removed_equals_gated_equals_built_anew(cut):
     model = made_up_model()
-    sites, whole = find_sites(model), logits(model)
+    sites, whole = find_sites(model, "heads"), logits(model)
     closed = {
         site.index: torch.tensor([float(Unit(site.index, unit) not in CUTS[cut]) for unit in range(site.total)])
         for site in sites
@@ -88,7 +88,7 @@ def test_removed_equals_gated_equals_built_anew(cut):
     shrink(again, model.config)
     again.load_state_dict(model.state_dict())
     torch.testing.assert_close(logits(again), gated)
-    assert find_sites(model).removed() == sorted(CUTS[cut])
+    assert find_sites(model, "heads").removed() == sorted(CUTS[cut])
     filled = copy.deepcopy(model)
     fill_empty_sites(filled)
     torch.testing.assert_close(logits(filled), gated)
@@ -109,7 +109,7 @@ def blocks(layer, site):
 
 def slow_norms(model):
     """A backward pass per unpadded row: the mean norm of every unit's query, key and value gradients."""
-    sites = find_sites(model)
+    sites = find_sites(model, "heads")
     totals = [np.zeros((3, len(site.survivors))) for site in sites]
     count = 0
     for batch in SCORING:
@@ -130,8 +130,8 @@ def slow_norms(model):
 @pytest.mark.parametrize("cut", [None, "some of both", "a whole layer"])
 def test_gradient_norms_are_exact(savings, cut):
     model = made_up_model()
-    remove(find_sites(model), CUTS[cut] if cut else [])
-    sites = find_sites(model).use(savings)
+    remove(find_sites(model, "heads"), CUTS[cut] if cut else [])
+    sites = find_sites(model, "heads").use(savings)
     for _ in range(2):  # computed, then kept
         norms = gradient_norms(sites, ready_batches(SCORING), OBJECTIVES["logit-norm"])
     for site, slow in zip(sites, slow_norms(model), strict=True):
@@ -141,8 +141,8 @@ def test_gradient_norms_are_exact(savings, cut):
 
 def test_gate_gradients_are_exact():
     model = made_up_model()
-    remove(find_sites(model), CUTS["some of both"])
-    sites = find_sites(model)
+    remove(find_sites(model, "heads"), CUTS["some of both"])
+    sites = find_sites(model, "heads")
     (batch,) = ready_batches([made_up_batch(seed=1)])
     found = gate_gradients(sites, batch, OBJECTIVES["loss"])
     for place in range(len(sites)):
@@ -168,10 +168,10 @@ def test_leave_one_out_counts_a_rising_perplexity_as_a_loss():
     model = made_up_model()
     scores = gg.score(model, SCORING, score="leave-one-out")
     batches = ready_batches(SCORING)
-    whole = evaluate(find_sites(model), batches)["perplexity"]
+    whole = evaluate(find_sites(model, "heads"), batches)["perplexity"]
     pruned = copy.deepcopy(model)
-    remove(find_sites(pruned), [Unit(1, 4)])
-    lost = evaluate(find_sites(pruned), batches)["perplexity"] - whole
+    remove(find_sites(pruned, "heads"), [Unit(1, 4)])
+    lost = evaluate(find_sites(pruned, "heads"), batches)["perplexity"] - whole
     assert scores.vectors[1][4] == pytest.approx(lost)
     assert abs(lost) > 1e-6
 
@@ -200,7 +200,7 @@ def test_a_run_with_its_folder_rules_and_page(tmp_path):
 
 def cut_to(model, steps):
     pruned = copy.deepcopy(model)
-    remove(find_sites(pruned), removed_by(steps))
+    remove(find_sites(pruned, "heads"), removed_by(steps))
     return pruned
 
 
@@ -224,7 +224,7 @@ def test_resumed_it_ends_the_same(tmp_path):
 
 def test_protection_counts_every_site_by_itself():
     run = gg.prune(made_up_model(), SCORING, eval_data=EVALUATION, stop="all", min_heads=2)
-    counts = [len(site.survivors) for site in find_sites(run.at(len(run.steps) - 1))]
+    counts = [len(site.survivors) for site in find_sites(run.at(len(run.steps) - 1), "heads")]
     assert counts == [2] * (2 * LAYERS)
 
 
@@ -237,7 +237,7 @@ def test_a_conv1d_is_cut_along_its_own_dimensions():
     model = made_up_model()
     second = model.layers[0].second
     weight, bias, out = second.qkv.weight.clone(), second.qkv.bias.clone(), second.out.weight.clone()
-    remove(find_sites(model), [Unit(1, 0), Unit(1, 1), Unit(1, 2), Unit(1, 4)])
+    remove(find_sites(model, "heads"), [Unit(1, 0), Unit(1, 1), Unit(1, 2), Unit(1, 4)])
     kept = [*range(18, 24), *range(30, 36)]  # heads 3 and 5: six channels each
     assert isinstance(second.qkv, Conv1D)
     assert torch.equal(second.qkv.weight, weight[:, kept])

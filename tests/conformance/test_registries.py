@@ -41,7 +41,7 @@ def test_a_family_is_data(family):
 @pytest.mark.parametrize("family", FAMILY_CONFIGS)
 def test_what_a_unit_costs_is_what_its_removal_saves(family):
     model = tiny_model(family)
-    for site in find_sites(model):
+    for site in find_sites(model, "heads"):
         before = sum(parameter.numel() for parameter in model.parameters())
         gg.remove_heads(model, {site.index: [1]})
         assert before - sum(parameter.numel() for parameter in model.parameters()) == site.unit_cost().parameters

@@ -149,8 +149,8 @@ def test_results_do_not_depend_on_the_batching():
     small = scoring_batches(MODEL, TOKENIZER, tiny_rows(40), Settings(tokens_per_batch=10))
     large = scoring_batches(MODEL, TOKENIZER, tiny_rows(40), Settings(tokens_per_batch=4000))
     (ours, our_labels), (theirs, their_labels) = (
-        predictions(find_sites(MODEL), small),
-        predictions(find_sites(MODEL), large),
+        predictions(find_sites(MODEL, "heads"), small),
+        predictions(find_sites(MODEL, "heads"), large),
     )
     assert torch.equal(our_labels, their_labels)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -217,7 +217,7 @@ def test_long_texts_are_cut_counted_and_told(caplog):
 def test_the_longest_input_runs_through_the_model(family):
     model = tiny_model(family, **LABEL_NAMES)
     batches = scoring_batches(model, TOKENIZER, [{"text": "good " * 300, "label": "pos"}, *tiny_rows(3)], Settings())
-    assert evaluate(find_sites(model), batches)["accuracy"] >= 0
+    assert evaluate(find_sites(model, "heads"), batches)["accuracy"] >= 0
 
 
 def test_hub_names_are_taken_apart(monkeypatch):
@@ -255,9 +255,9 @@ def test_regression():
     model = tiny_model("bert", num_labels=1)
     rows = [{"text": row["text"], "score": place / 10} for place, row in enumerate(tiny_rows(20))]
     _, evaluation = both(rows, model=model)
-    quality = evaluate(find_sites(model), evaluation)
+    quality = evaluate(find_sites(model, "heads"), evaluation)
     assert list(quality) == ["r2", "mean_absolute_error", "loss"]
-    logits, truth = predictions(find_sites(model), evaluation)
+    logits, truth = predictions(find_sites(model, "heads"), evaluation)
     assert quality["loss"] == pytest.approx(float((logits[:, 0].double() - truth).square().mean()), rel=1e-6)
     assert gg.score(model, rows, tokenizer=TOKENIZER, objective="loss").values.shape == (3, 4)
     with pytest.raises(gg.DataError, match="regression: labels must be numbers"):
@@ -271,13 +271,13 @@ def test_several_labels_a_row():
         for place, row in enumerate(tiny_rows(20))
     ]
     _, evaluation = both(rows, model=model)
-    assert list(evaluate(find_sites(model), evaluation)) == ["micro_f1", "macro_f1", "accuracy", "loss"]
+    assert list(evaluate(find_sites(model, "heads"), evaluation)) == ["micro_f1", "macro_f1", "accuracy", "loss"]
     hot = [
         {"text": row["text"], "labels": [[1, 0, 0], [1, 0, 1], [0, 0, 0]][place % 3]}
         for place, row in enumerate(tiny_rows(20))
     ]
     assert torch.equal(
-        predictions(find_sites(model), both(hot, model=model)[1])[1], predictions(find_sites(model), evaluation)[1]
+        predictions(find_sites(model, "heads"), both(hot, model=model)[1])[1], predictions(find_sites(model, "heads"), evaluation)[1]
     )
     with pytest.raises(gg.DataError, match="several labels per row"):
         both(tiny_rows(9), model=model)
@@ -382,7 +382,7 @@ def test_lists_of_class_labels_go_by_their_names():
         {"text": ["good", "bad"], "labels": [[0], [1, 2]]},
         features=datasets.Features({"text": datasets.Value("string"), "labels": names}),
     )
-    _, truth = predictions(find_sites(model), scoring_batches(model, TOKENIZER, table, Settings()))
+    _, truth = predictions(find_sites(model, "heads"), scoring_batches(model, TOKENIZER, table, Settings()))
     assert truth.tolist() == [[0, 0, 1], [1, 1, 0]]
 
 
@@ -434,7 +434,7 @@ def test_a_tokenizer_that_is_not_the_models():
 def test_pairs_for_a_model_with_one_kind_of_segment():
     model = tiny_model("roberta", type_vocab_size=1, **LABEL_NAMES)
     rows = [{**row, "text2": "it was fun"} for row in tiny_rows(9)]
-    assert evaluate(find_sites(model), scoring_batches(model, TOKENIZER, rows, Settings()))["accuracy"] >= 0
+    assert evaluate(find_sites(model, "heads"), scoring_batches(model, TOKENIZER, rows, Settings()))["accuracy"] >= 0
 
 
 def test_a_change_of_tokens_changes_the_fingerprint():

@@ -21,7 +21,7 @@ import greedy_gnorm as gg
 from greedy_gnorm.cli.app import main
 from greedy_gnorm.deployment import hub
 from greedy_gnorm.deployment.export import export, largest_difference, onnx_runner, to_onnx
-from greedy_gnorm.deployment.speed import multiplications, torch_latencies
+from greedy_gnorm.deployment.speed import torch_latencies
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.surgery import dense
 from greedy_gnorm.pruning import prepare
@@ -36,7 +36,7 @@ MASKS = {
 
 
 def mask_for(model, name):
-    return {site: heads for site, heads in MASKS[name].items() if site < len(find_sites(model))}
+    return {site: heads for site, heads in MASKS[name].items() if site < len(find_sites(model, "heads"))}
 
 
 def logits(model):
@@ -63,7 +63,7 @@ def test_transformers_alone_loads_what_any_save_writes(family, mask, tmp_path):
     assert {"modeling_pruned.py", "config.json", "model.safetensors.index.json"} <= set(os.listdir(tmp_path / "one"))
     loaded = reloaded(tmp_path / "one")
     torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-6)
-    assert find_sites(loaded).removed() == find_sites(model).removed()
+    assert find_sites(loaded, "heads").removed() == find_sites(model, "heads").removed()
     loaded.save_pretrained(tmp_path / "two")  # by transformers' own class from the folder
     torch.testing.assert_close(logits(reloaded(tmp_path / "two")), logits(model), rtol=0, atol=1e-6)
     torch.testing.assert_close(logits(gg.load(tmp_path / "two")), logits(model), rtol=0, atol=1e-6)
@@ -243,7 +243,7 @@ def test_onnx_agrees_with_torch(family, mask, tmp_path):
     model = pruned(family, mask, num_hidden_layers=2)
     to_onnx(model, tmp_path / "model.onnx")
     assert largest_difference(model, onnx_runner(tmp_path / "model.onnx")) < 1e-5
-    assert not find_sites(model)[0].survivors or mask == "uneven"  # the model itself was left alone
+    assert not find_sites(model, "heads")[0].survivors or mask == "uneven"  # the model itself was left alone
 
 
 def test_a_run_is_exported_with_8_bits_and_their_quality(model_folder, tmp_path, capsys):
@@ -315,7 +315,7 @@ def test_an_export_that_differs_is_not_kept(model_folder, tmp_path):
 def test_multiplications_follow_from_the_shapes(family):
     model, tokens = tiny_model(family), 6
     whole = multiplications(model, tokens)
-    site = find_sites(model)[0]
+    site = find_sites(model, "heads")[0]
     gg.remove_heads(model, {0: [1, 2]})
     saved = 2 * site.applications * (4 * tokens * 16 * 4 + 2 * tokens * tokens * 4)
     assert whole - multiplications(model, tokens) == saved

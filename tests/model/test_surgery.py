@@ -45,7 +45,7 @@ def closed(sites: Sites, cut: dict[int, Any]) -> dict[int, torch.Tensor]:
 def test_removed_equals_gated_equals_reloaded(family, cut, attention, dtype, tmp_path):
     model = tiny_model(family, dtype=dtype)
     model.set_attn_implementation(attention)
-    sites = find_sites(model)
+    sites = find_sites(model, "heads")
     heads = CUTS[cut](sites)
     untouched = logits(model)
     with gates(sites, closed(sites, heads)):
@@ -68,9 +68,9 @@ def test_removed_equals_gated_equals_reloaded(family, cut, attention, dtype, tmp
 def test_weights_are_really_cut_and_bookkeeping_is_true(family):
     model = tiny_model(family)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    site = find_sites(model)[0]
+    site = find_sites(model, "heads")[0]
     gg.remove_heads(model, {0: [1, 3]})
-    site = find_sites(model)[0]
+    site = find_sites(model, "heads")[0]
     size = site.output_size
     rows = [*range(size), *range(2 * size, 3 * size)]
     names = {id(module): name for name, module in model.named_modules()}
@@ -115,7 +115,7 @@ def test_a_wrong_removal_is_refused_and_nothing_is_cut(heads, message):
     with pytest.raises(gg.GnormError, match=message):
         gg.remove_heads(model, heads)
     assert torch.equal(logits(model), before)
-    assert find_sites(model).removed() == [Unit(0, 2)]
+    assert find_sites(model, "heads").removed() == [Unit(0, 2)]
 
 
 def test_a_configuration_shared_by_two_models_is_not_mixed_up():
@@ -124,8 +124,8 @@ def test_a_configuration_shared_by_two_models_is_not_mixed_up():
     config = tiny_config("bert")
     first, second = BertForSequenceClassification(config), BertForSequenceClassification(config)
     gg.remove_heads(first, {0: [1]})
-    assert find_sites(second).removed() == []
-    assert find_sites(first).removed() == [Unit(0, 1)]
+    assert find_sites(second, "heads").removed() == []
+    assert find_sites(first, "heads").removed() == [Unit(0, 1)]
 
 
 def test_two_models_that_share_a_pruned_configuration_are_cut_one_by_one():
@@ -135,8 +135,8 @@ def test_two_models_that_share_a_pruned_configuration_are_cut_one_by_one():
     assert second.config is first.config
     before = logits(second)
     gg.remove_heads(first, {1: [2, 3]})
-    assert find_sites(second).removed() == [Unit(0, 1)]
-    assert find_sites(first).removed() == [Unit(0, 1), Unit(1, 2), Unit(1, 3)]
+    assert find_sites(second, "heads").removed() == [Unit(0, 1)]
+    assert find_sites(first, "heads").removed() == [Unit(0, 1), Unit(1, 2), Unit(1, 3)]
     assert torch.equal(logits(second), before)
 
 
@@ -162,11 +162,11 @@ def test_a_pruned_model_can_be_copied_saved_and_pruned_further(family, tmp_path)
 
 
 def test_albert_has_a_site_per_parameter_group():
-    sites = find_sites(tiny_model("albert"))
+    sites = find_sites(tiny_model("albert"), "heads")
     assert [(site.applications, site.total) for site in sites] == [(4, 4)]
-    sites = find_sites(tiny_model("albert-groups"))
+    sites = find_sites(tiny_model("albert-groups"), "heads")
     assert [site.applications for site in sites] == [2, 2, 2, 2]
-    assert [site.applications for site in find_sites(tiny_model("bert"))] == [1, 1, 1]
+    assert [site.applications for site in find_sites(tiny_model("bert"), "heads")] == [1, 1, 1]
 
 
 def test_other_models_are_refused_by_name():
@@ -174,9 +174,9 @@ def test_other_models_are_refused_by_name():
 
     config = AutoConfig.for_model("gpt2", n_embd=16, n_layer=1, n_head=2, vocab_size=20)
     with pytest.raises(gg.UnsupportedModel, match=r"'gpt2'.*bert, roberta"):
-        find_sites(AutoModelForSequenceClassification.from_config(config))
+        find_sites(AutoModelForSequenceClassification.from_config(config), "heads")
     with pytest.raises(gg.UnsupportedModel, match="Linear without a model_type"):
-        find_sites(nn.Linear(2, 2))
+        find_sites(nn.Linear(2, 2), "heads")
 
 
 @pytest.mark.parametrize(
@@ -186,19 +186,19 @@ def test_a_hand_edited_record_of_pruned_heads_is_refused(wrong):
     model = tiny_model("bert")
     model.config.pruned_heads = wrong
     with pytest.raises(gg.UnsupportedModel, match="pruned_heads"):
-        find_sites(model)
+        find_sites(model, "heads")
 
 
 def test_a_record_that_does_not_fit_the_weights_is_refused():
     model = tiny_model("bert")
     model.config.pruned_heads = {"0": [1]}
     with pytest.raises(gg.UnsupportedModel, match="width"):
-        find_sites(model)
+        find_sites(model, "heads")
 
 
 def test_gates_are_gone_also_after_an_exception():
     model = tiny_model("bert")
-    sites = find_sites(model)
+    sites = find_sites(model, "heads")
     before = logits(model)
     with pytest.raises(RuntimeError, match="stop"), gates(sites, {0: torch.zeros(4)}):
         raise RuntimeError("stop")

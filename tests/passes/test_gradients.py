@@ -22,7 +22,7 @@ FORMS = {"by cost": gram_is_cheaper, "gram": lambda *sizes: True, "direct": lamb
 
 
 def fast(model, batches, objective="logit-norm"):
-    norms = gradient_norms(find_sites(model), ready_batches(batches), OBJECTIVES[objective])
+    norms = gradient_norms(find_sites(model, "heads"), ready_batches(batches), OBJECTIVES[objective])
     return np.stack([as_matrix(norms[name]) for name in ("q", "k", "v")])
 
 
@@ -40,7 +40,7 @@ def test_every_family_matches_its_twin(family, form, objective, monkeypatch):
     assert relative_error(fast(model, batches, objective), slow_gradient_norms(model, batches, objective)) <= 1e-9
 
     gg.remove_heads(model, {0: [1, 2]})
-    if len(find_sites(model)) > 1:
+    if len(find_sites(model, "heads")) > 1:
         gg.remove_heads(model, {1: [0, 1, 2, 3]})
     assert relative_error(fast(model, batches, objective), slow_gradient_norms(model, batches, objective)) <= 1e-9
 
@@ -73,7 +73,7 @@ def test_the_model_is_left_as_it_was():
 
     failing = Objective("broken", "", False, False, LOGITS, broken)
     with pytest.raises(RuntimeError, match="stop"):
-        gradient_norms(find_sites(model), ready_batches([tiny_batch()]), failing)
+        gradient_norms(find_sites(model, "heads"), ready_batches([tiny_batch()]), failing)
     assert torch.equal(torch.get_rng_state(), state)
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad == wanted[name]

@@ -96,7 +96,7 @@ def test_one_forward_serves_score_and_quality_where_the_rows_coincide(monkeypatc
 
 def test_only_the_changed_layer_and_those_above_run_again():
     model = tiny_model("roberta")
-    sites = find_sites(model).use(Savings(kept_bytes=MEBIBYTE))
+    sites = find_sites(model, "heads").use(Savings(kept_bytes=MEBIBYTE))
     batches = ready_batches([tiny_batch()])
     ran: list[int] = []
     for place, layer in enumerate(sites.layers):
@@ -116,7 +116,7 @@ def test_only_the_changed_layer_and_those_above_run_again():
 
 def test_a_gate_counts_as_a_change():
     model = tiny_model("bert", dtype=torch.float64)
-    sites = find_sites(model).use(Savings(kept_bytes=MEBIBYTE))
+    sites = find_sites(model, "heads").use(Savings(kept_bytes=MEBIBYTE))
     batches = ready_batches([tiny_batch()])
     whole, _ = predictions(sites, batches)
     with gates(sites, {1: torch.tensor([1.0, 0.0, 1.0, 1.0])}):
@@ -124,14 +124,14 @@ def test_a_gate_counts_as_a_change():
     again, _ = predictions(sites, batches)
     assert torch.equal(whole, again)
     remove_heads(model, {1: [1]})
-    torch.testing.assert_close(predictions(find_sites(model), batches)[0], gated)
+    torch.testing.assert_close(predictions(find_sites(model, "heads"), batches)[0], gated)
     assert not torch.allclose(whole, gated)
 
 
 def test_what_is_kept_stays_within_the_budget_and_is_measured():
     model = tiny_model("bert")
     batches = ready_batches([tiny_batch(seed=seed) for seed in range(6)])
-    roomy = find_sites(model).use(Savings(kept_bytes=64 * MEBIBYTE))
+    roomy = find_sites(model, "heads").use(Savings(kept_bytes=64 * MEBIBYTE))
     gradient_norms(roomy, batches, LOGIT_NORM)
     size = sum(roomy.cache._bytes.values())
     assert all(roomy.cache.get(batch.inputs, graph=True) for batch in batches)
@@ -139,7 +139,7 @@ def test_what_is_kept_stays_within_the_budget_and_is_measured():
     tokens = sum(batch.inputs["input_ids"].numel() for batch in batches)
     assert 3 * tokens * 4 * (16 * 4 + 24) < size < 3 * tokens * 4 * (16 * 12 + 24 * 4 + 12 * 4 * 4)
 
-    tight = find_sites(model).use(Savings(kept_bytes=size // 2))
+    tight = find_sites(model, "heads").use(Savings(kept_bytes=size // 2))
     gradient_norms(tight, batches, LOGIT_NORM)
     assert 0 < sum(tight.cache._bytes.values()) <= size // 2
     kept = [tight.cache.get(batch.inputs, graph=True) is not None for batch in batches]
@@ -153,7 +153,7 @@ def test_the_first_token_alone_is_computed_where_the_classifier_reads_nothing_el
     widths = []
     base = model.base_model
     seen: dict[str, torch.Tensor] = {}
-    sites = find_sites(model)
+    sites = find_sites(model, "heads")
     with passes.first_token_only(sites):
         handle = base.register_forward_hook(lambda module, arguments, output: seen.update(hidden=output[0]))
         narrow = model(**{name: value for name, value in tiny_batch().items() if name != "labels"}).logits
@@ -182,7 +182,7 @@ def test_a_classifier_of_its_own_kind_is_computed_whole():
 
 def test_an_exception_leaves_layers_and_what_was_kept_as_they_were():
     model = tiny_model("bert", dtype=torch.float64)
-    sites = find_sites(model).use(Savings(kept_bytes=MEBIBYTE))
+    sites = find_sites(model, "heads").use(Savings(kept_bytes=MEBIBYTE))
     batches = ready_batches([tiny_batch()])
     before = gradient_norms(sites, batches, LOGIT_NORM)
 
@@ -198,8 +198,8 @@ def test_an_exception_leaves_layers_and_what_was_kept_as_they_were():
 
 
 def test_gates_and_norms_share_one_kept_graph():
-    sites = find_sites(tiny_model("electra", dtype=torch.float64)).use(Savings(kept_bytes=MEBIBYTE))
-    plain = find_sites(sites.model).use(Savings(kept_layers=False, first_token=False))
+    sites = find_sites(tiny_model("electra", dtype=torch.float64), "heads").use(Savings(kept_bytes=MEBIBYTE))
+    plain = find_sites(sites.model, "heads").use(Savings(kept_layers=False, first_token=False))
     (batch,) = ready_batches([tiny_batch()])
     with frozen(sites.model):
         gradient_norms(sites, ready_batches([tiny_batch()]), LOGIT_NORM)
@@ -274,7 +274,7 @@ def test_an_objective_that_reads_anything_else_gets_all_of_it(function, family):
     """Against a backward pass per unpadded row, with every saving on."""
     model = tiny_model(family, dtype=torch.float64)
     objective = Objective(function.__name__, "", False, False, ANYTHING, function)
-    sites = find_sites(model).use(Savings(kept_bytes=MEBIBYTE))
+    sites = find_sites(model, "heads").use(Savings(kept_bytes=MEBIBYTE))
     batches = [tiny_batch(seed=1)]
     for _ in range(2):
         norms = gradient_norms(sites, ready_batches(batches), objective)

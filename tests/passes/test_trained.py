@@ -46,7 +46,7 @@ def test_trained_albert_matches_its_twin():
     model.load_state_dict(exact.state_dict())
     for one in (exact, model):
         gg.remove_heads(one, {0: [2, 5]})
-    norms = gradient_norms(find_sites(model), ready_batches([batch]), OBJECTIVES["logit-norm"])
+    norms = gradient_norms(find_sites(model, "heads"), ready_batches([batch]), OBJECTIVES["logit-norm"])
     expected = slow_gradient_norms(exact, [batch])
     for place, name in enumerate(("q", "k", "v")):
         np.testing.assert_allclose(norms[name], expected[place], rtol=1e-4)

@@ -44,7 +44,7 @@ def greedy_by_hand(model, count, sign=1):
 
 
 def test_the_order_is_that_of_the_algorithm_by_hand(family):
-    total = len(find_sites(tiny_model(family)).survivors())
+    total = len(find_sites(tiny_model(family), "heads").survivors())
     expected = greedy_by_hand(tiny_model(family, dtype=torch.float64), total)
     steps = run(tiny_model(family, dtype=torch.float64)).steps
     assert removed_by(steps) == expected
@@ -73,7 +73,7 @@ def test_quality_and_size_are_those_of_the_model_at_each_step():
     steps = run(model).steps
     for step in steps:
         gg.remove_heads(model, {head.site: [head.index] for head in step.removed})
-        assert step.quality == evaluate(find_sites(model), ready_batches(EVALUATION))
+        assert step.quality == evaluate(find_sites(model, "heads"), ready_batches(EVALUATION))
         assert step.parameters == sum(parameter.numel() for parameter in model.parameters())
         assert step.bytes == 4 * step.parameters
 
@@ -88,10 +88,10 @@ def test_the_solution_is_chosen_from_the_curve_and_the_model_is_its(tmp_path):
     result = run(out=tmp_path / "run", stop="knee")
     chosen = result.solution.step
     assert 0 <= chosen < len(result.steps)
-    assert len(find_sites(result.model).removed()) == chosen
+    assert len(find_sites(result.model, "heads").removed()) == chosen
     loaded = gg.load(tmp_path / "run" / "model")
-    assert find_sites(loaded).removed() == sorted(removed_by(result.steps[: chosen + 1]))
-    assert evaluate(find_sites(loaded), ready_batches(EVALUATION)) == pytest.approx(
+    assert find_sites(loaded, "heads").removed() == sorted(removed_by(result.steps[: chosen + 1]))
+    assert evaluate(find_sites(loaded, "heads"), ready_batches(EVALUATION)) == pytest.approx(
         dict(result.solution.quality), abs=1e-6
     )
 
@@ -103,7 +103,7 @@ def test_the_solution_is_chosen_from_the_curve_and_the_model_is_its(tmp_path):
 def test_counting_rules(options, count):
     result = run(**options)
     assert len(result.steps) - 1 == result.solution.step == count
-    assert len(find_sites(result.model).removed()) == count
+    assert len(find_sites(result.model, "heads").removed()) == count
 
 
 def test_several_heads_a_step_do_not_overshoot():
@@ -129,7 +129,7 @@ def test_heads_can_be_protected_and_a_minimum_kept():
     assert result.steps[-1].stop == "no head is left to remove"
     result = run(min_heads=2)
     assert len(removed_by(result.steps)) == 4
-    counts = [len(site.survivors) for site in find_sites(run(min_heads=2, stop="heads=4").model)]
+    counts = [len(site.survivors) for site in find_sites(run(min_heads=2, stop="heads=4").model, "heads")]
     assert counts == [2, 2]
     for wrong, message in (
         ({"protect": [(0, 9)]}, "layer 0 has no head 9; its heads are 0 to 3"),

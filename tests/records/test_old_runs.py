@@ -103,7 +103,7 @@ def test_a_step_is_taken(old, capsys):
     take = ["prune", "--from-run", "finished", "--at-step", "3", "--out", "taken", "--no-latency", "--quiet"]
     assert main(take) == 0
     removed = [tuple(unit) for line in lines(old / "finished")[:4] for unit in line["removed"]]
-    assert gg.find_sites(gg.load(old / "taken" / "model")).removed() == sorted(Unit(*unit) for unit in removed)
+    assert gg.find_sites(gg.load(old / "taken" / "model"), "heads").removed() == sorted(Unit(*unit) for unit in removed)
     assert [line["removed"] for line in lines(old / "taken")] == [
         line["removed"] for line in lines(old / "finished")[:4]
     ]
@@ -115,7 +115,7 @@ def test_a_step_is_taken(old, capsys):
 def test_an_old_model_folder_loads(old):
     removed = sorted(Unit(*unit) for line in lines(old / "whole") for unit in line["removed"])
     assert len(removed) == 5
-    assert gg.find_sites(gg.load(old / "whole" / "model")).removed() == removed
+    assert gg.find_sites(gg.load(old / "whole" / "model"), "heads").removed() == removed
 
 
 def test_an_interrupted_run_ends_as_it_would_have(old, capsys):

@@ -104,7 +104,7 @@ def test_the_heat_map_shows_the_logarithms_of_a_product(tmp_path):
 
 
 def test_the_heat_map_of_a_plain_score():
-    sites = find_sites(tiny_model("bert", num_hidden_layers=2)).infos
+    sites = find_sites(tiny_model("bert", num_hidden_layers=2), "heads").infos
     scores = Scores([np.array([1.0, -2.0, np.nan, np.inf]), np.array([0.5, 3.0, 0.0, 0.0])])
     axes, bar = figures.heat_map(scores, "x", sites).axes
     assert np.array_equal(cells(axes), [[1, -2, np.nan, np.nan], [0.5, 3, 0, 0]], equal_nan=True)

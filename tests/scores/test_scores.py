@@ -34,7 +34,7 @@ def model_in(family, state):
     model = tiny_model(family, dtype=torch.float64)
     if state == "pruned":
         gg.remove_heads(model, {0: [1, 2]})
-        if len(find_sites(model)) > 1:
+        if len(find_sites(model, "heads")) > 1:
             gg.remove_heads(model, {1: [0, 1, 2, 3]})
     return model
 
@@ -67,7 +67,7 @@ def test_entropy_of_exact_zeros_is_zero_where_the_raw_formula_has_nan():
 def test_maps_are_taken_in_float32_whatever_the_models_type(dtype):
     model = tiny_model("bert", dtype=getattr(torch, dtype))
     (row, *_) = unpadded(tiny_batch())
-    sites, seen = find_sites(model), {}
+    sites, seen = find_sites(model, "heads"), {}
     hooks = [
         linear.register_forward_hook(lambda module, inputs, output: seen.update({module: output}))
         for site in sites
@@ -113,7 +113,7 @@ def test_looking_at_maps_keeps_no_model_alive(score):
 @pytest.mark.parametrize("state", STATES)
 def test_confidence(family, state):
     model = model_in(family, state)
-    sites = find_sites(model)
+    sites = find_sites(model, "heads")
     rows = [row for batch in BATCHES for row in unpadded(batch)]
     expected = np.full(shape(sites), np.nan)
     for head in sites.survivors():
@@ -148,13 +148,13 @@ def test_tis_is_the_gate_derivative(family, state):
 
 def with_map(model, batch, objective, site, application, new_map):
     """The objective's values with one map put in place of the model's own."""
-    seen = [0] * len(find_sites(model))
+    seen = [0] * len(find_sites(model, "heads"))
 
     def see(at, weights):
         seen[at.index] += 1
         return new_map if (at.index, seen[at.index] - 1) == (site, application) else weights
 
-    with torch.no_grad(), attention_maps(find_sites(model), see):
+    with torch.no_grad(), attention_maps(find_sites(model, "heads"), see):
         return OBJECTIVES[objective](model, batch)
 
 
@@ -165,7 +165,7 @@ def test_map_gradients_by_finite_differences(family):
     site, application = (1, 0) if family == "bert" else (0, 2)
     with frozen(model):
         maps = map_gradients(
-            find_sites(model), batch, OBJECTIVES["gold-probability"], lambda at, number, weights: weights
+            find_sites(model, "heads"), batch, OBJECTIVES["gold-probability"], lambda at, number, weights: weights
         )
     weights, gradient = maps[site][application]
     for place in itertools.product([0], [2], range(4), range(4)):
@@ -181,7 +181,7 @@ def test_map_gradients_by_finite_differences(family):
 @pytest.mark.parametrize("steps", [1, 3])
 def test_attribution(family, steps):
     model = tiny_model(family, dtype=torch.float64)
-    sites = find_sites(model)
+    sites = find_sites(model, "heads")
     expected = np.zeros(shape(sites))
     rows = [row for batch in BATCHES for row in unpadded(batch)]
     for row in rows:
@@ -207,7 +207,7 @@ def test_attribution_is_complete():
     """Summed over a layer's heads and entries, the attributions are what the layer's attention adds to the output."""
     model = tiny_model("bert", dtype=torch.float64)
     (batch,) = ready_batches([tiny_batch(rows=1, longest=5)])
-    sites, total, steps = find_sites(model), 0.0, 400
+    sites, total, steps = find_sites(model, "heads"), 0.0, 400
     for step in range(1, steps + 1):
         share = (step - 0.5) / steps  # the middle of each stretch
 
@@ -227,7 +227,7 @@ def test_attribution_is_complete():
 def test_magnitude(family, state):
     model = model_in(family, state)
     values = gg.score(model, BATCHES, score="magnitude").values
-    site = find_sites(model)[0]
+    site = find_sites(model, "heads")[0]
     for position, head in enumerate(site.survivors):
         rows = slice(position * site.output_size, (position + 1) * site.output_size)
         blocks = [linear.weight[rows] for linear in site.inputs.values()] + [site.output.weight[:, rows]]
@@ -238,13 +238,13 @@ def quality_after(model, heads):
     model = copy.deepcopy(model)
     for head in heads:
         gg.remove_heads(model, {head.site: [head.index]})
-    return evaluate(find_sites(model), ready_batches(BATCHES))["accuracy"]
+    return evaluate(find_sites(model, "heads"), ready_batches(BATCHES))["accuracy"]
 
 
 def test_leave_one_out(family):
     model = tiny_model(family, num_hidden_layers=2)
     values = gg.score(model, BATCHES, score="leave-one-out").values
-    for head in find_sites(model).survivors():
+    for head in find_sites(model, "heads").survivors():
         assert values[head] == pytest.approx(quality_after(model, []) - quality_after(model, [head]))
 
 
@@ -368,6 +368,6 @@ def test_the_attention_setting_comes_back_after_an_exception():
     def see(site, weights):
         raise RuntimeError("stop")
 
-    with pytest.raises(RuntimeError, match="stop"), attention_maps(find_sites(model), see):
+    with pytest.raises(RuntimeError, match="stop"), attention_maps(find_sites(model, "heads"), see):
         model(input_ids=torch.ones(1, 3, dtype=torch.long))
     assert model.config._attn_implementation == "sdpa"

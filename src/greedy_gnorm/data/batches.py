@@ -58,6 +58,14 @@ class Batches:
         """The number of rows in all batches."""
         return sum(len(batch) for batch in self.items)
 
+    def lengths(self) -> dict[int, int]:
+        """The tokens of each row without padding, by the number of the row."""
+        return {
+            row: int(length)
+            for batch in self.items
+            for row, length in zip(batch.rows, batch.real_tokens().sum(1).tolist(), strict=True)
+        }
+
     def to(self, device: torch.device) -> Batches:
         """The same batches on another device."""
         return replace(self, items=tuple(batch.to(device) for batch in self.items))

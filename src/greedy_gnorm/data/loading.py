@@ -48,7 +48,7 @@ def scoring_batches(
         return ready_batches(data, seed=settings.seed)
     splits = read_splits(data)
     split = _first(splits, "validation", "train", WHOLE, "test")
-    (rows,) = _read_rows([(splits, split, needs_labels)], task, settings)
+    (rows,) = read_rows([(splits, split, needs_labels)], task, settings)
     rows = sampled(rows, settings.samples, settings.seed)
     log.info("scoring: %d rows of %s", len(rows), split)
     return encode(rows, model, tokenizer, settings)
@@ -91,17 +91,17 @@ def both_rows(
         scoring_split = _first(splits, "validation", "train", WHOLE, "test")
         evaluation_split = _first(eval_splits, "test", "validation", WHOLE, "train")
         wanted = [(splits, scoring_split, needs_labels), (eval_splits, evaluation_split, True)]
-        scoring, evaluation = _read_rows(wanted, task, settings)
-    elif len(splits := _labelled(splits, settings)) == 1:
+        scoring, evaluation = read_rows(wanted, task, settings)
+    elif len(splits := labelled_splits(splits, settings)) == 1:
         scoring_split = evaluation_split = next(iter(splits))
-        (rows,) = _read_rows([(splits, scoring_split, True)], task, settings)
+        (rows,) = read_rows([(splits, scoring_split, True)], task, settings)
         scoring, evaluation = split_rows(rows, settings.samples and draws * settings.samples, settings.seed)
     else:
         evaluation_split = _first(splits, "test", "validation", "train")
         others = {name: table for name, table in splits.items() if name != evaluation_split}
         scoring_split = _first(others, "validation", "train")
         wanted = [(splits, scoring_split, needs_labels), (splits, evaluation_split, True)]
-        scoring, evaluation = _read_rows(wanted, task, settings)
+        scoring, evaluation = read_rows(wanted, task, settings)
     evaluation = sampled(evaluation, settings.eval_samples, settings.seed)
     task.check_labels([row.label for row in evaluation])
     count = len(scoring) if settings.samples is None else min(len(scoring), settings.samples)
@@ -112,9 +112,9 @@ def both_rows(
 
 def evaluation_batches(model: nn.Module, tokenizer: Any, task: LabelTask, data: Any, settings: Settings) -> Batches:
     """Batches for evaluation alone, from the test split if there is one, else the validation split, else all rows."""
-    splits = _labelled(read_splits(data), settings)
+    splits = labelled_splits(read_splits(data), settings)
     split = _first(splits, "test", "validation", WHOLE, "train")
-    (rows,) = _read_rows([(splits, split, True)], task, settings)
+    (rows,) = read_rows([(splits, split, True)], task, settings)
     rows = sampled(rows, settings.eval_samples, settings.seed)
     task.check_labels([row.label for row in rows])
     return encode(rows, model, tokenizer, settings, "evaluation")
@@ -129,7 +129,7 @@ def _first(splits: Splits, *names: str) -> str:
     return next((name for name in names if name in splits), next(iter(splits)))
 
 
-def _labelled(splits: Splits, settings: Settings) -> Splits:
+def labelled_splits(splits: Splits, settings: Settings) -> Splits:
     """The splits that have labels."""
     if len(splits) == 1:
         return splits
@@ -142,7 +142,7 @@ def _labelled(splits: Splits, settings: Settings) -> Splits:
     return labelled or splits
 
 
-def _read_rows(wanted: Sequence[tuple[Splits, str, bool]], task: LabelTask, settings: Settings) -> list[list[Row]]:
+def read_rows(wanted: Sequence[tuple[Splits, str, bool]], task: LabelTask, settings: Settings) -> list[list[Row]]:
     """Read the rows of some splits, given with whether they need labels; all labels are mapped by a single mapping."""
     tables = [splits[split] for splits, split, _ in wanted]
     columns = [find_columns(table, settings) for table in tables]

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.loading import both_batches, evaluation_batches
-from greedy_gnorm.deployment.speed import Inputs, Runner, possible, random_inputs, timed, torch_runner
+from greedy_gnorm.deployment.speed import timed
 from greedy_gnorm.errors import DataError, GnormError, RunFolderError
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.sizes import parameter_count
 from greedy_gnorm.model.surgery import fill_empty_sites
 from greedy_gnorm.passes.evaluation import evaluate
+from greedy_gnorm.passes.speed import Inputs, Runner, possible, random_inputs, torch_runner
 from greedy_gnorm.records.files import replace_folder, write_json, writing_to
 from greedy_gnorm.records.journal import RUN_FILE, Journal
 from greedy_gnorm.settings import Settings

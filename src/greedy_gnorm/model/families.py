@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from greedy_gnorm.registry import Registry
-from greedy_gnorm.units import ATTENTION
+from greedy_gnorm.units import ATTENTION, FFN
 
 Position = tuple[int, ...]
 """The numbers that replace the `*` in a path, such as (layer,) or (group, inner layer)."""
@@ -39,6 +39,8 @@ class SiteRow:
     read from the configuration how many units the unpruned site has and how many channels a unit has in each part. With
     grouped key/value heads, a unit is a key/value head, and its query part is as wide as all query heads of its group.
     `follow` maps the attributes to update after a cut to what they hold: `units`, or the part whose total width it is.
+    `sum_at` is the path, from the base model, of the module that receives the output plus the residual.
+    `plain_width` is the attribute of the configuration that is this width in every layer, if there is one.
     """
 
     kind: str
@@ -48,6 +50,8 @@ class SiteRow:
     units: Callable[[Any], int]
     sizes: Callable[[Any], Mapping[str, int]]
     follow: Mapping[str, str] = field(default_factory=dict)
+    sum_at: str | None = None
+    plain_width: str | None = None
     applications: Callable[[Any, Position], int] = once
 
     def layout(self, config: Any) -> dict[str, Any]:
@@ -104,6 +108,20 @@ def attention(
     return SiteRow(ATTENTION, path, maps, LinearMap(output, ("v",)), heads, head_sizes, follow, **options)
 
 
+NEURON = "neuron"
+"""The only part of a neuron: one channel between the two maps of the feed-forward."""
+
+
+def feed_forward(path: str, inner: str, outer: str, *, width: str, **options: Any) -> SiteRow:
+    """A feed-forward of two linear maps; the attribute `width` of the configuration is its number of neurons."""
+
+    def neurons(config: Any) -> int:
+        return int(getattr(config, width))
+
+    maps = LinearMap(inner, (NEURON,)), LinearMap(outer, (NEURON,))
+    return SiteRow(FFN, path, maps[:1], maps[1], neurons, lambda config: {NEURON: 1}, plain_width=width, **options)
+
+
 def albert_applications(config: Any, position: Position) -> int:
     """How many of ALBERT's layers use the parameter group at this position."""
     layers_per_group = config.num_hidden_layers / config.num_hidden_groups
@@ -111,14 +129,61 @@ def albert_applications(config: Any, position: Position) -> int:
 
 
 def _bert_like(title: str) -> Family:
-    row = attention(
-        "encoder.layer.*.attention",
-        ("self.query", "self.key", "self.value"),
-        "output.dense",
-        counts="self.num_attention_heads",
-        width="self.all_head_size",
+    layer = "encoder.layer.*"
+    rows = (
+        attention(
+            f"{layer}.attention",
+            ("self.query", "self.key", "self.value"),
+            "output.dense",
+            counts="self.num_attention_heads",
+            width="self.all_head_size",
+            sum_at=f"{layer}.attention.output.LayerNorm",
+        ),
+        feed_forward(
+            layer, "intermediate.dense", "output.dense", width="intermediate_size", sum_at=f"{layer}.output.LayerNorm"
+        ),
     )
-    return Family(title, (row,), layer="encoder.layer.*", after_attention="attention.output")
+    return Family(title, rows, layer=layer, after_attention="attention.output")
+
+
+def _albert() -> Family:
+    layer = "encoder.albert_layer_groups.*.albert_layers.*"
+    rows = (
+        attention(
+            f"{layer}.attention",
+            ("query", "key", "value"),
+            "dense",
+            counts="num_attention_heads",
+            width="all_head_size",
+            sum_at=f"{layer}.attention.LayerNorm",
+            applications=albert_applications,
+        ),
+        feed_forward(
+            layer,
+            "ffn",
+            "ffn_output",
+            width="intermediate_size",
+            sum_at=f"{layer}.full_layer_layer_norm",
+            applications=albert_applications,
+        ),
+    )
+    return Family("ALBERT", rows)
+
+
+def _distilbert() -> Family:
+    layer = "transformer.layer.*"
+    rows = (
+        attention(
+            f"{layer}.attention",
+            ("q_lin", "k_lin", "v_lin"),
+            "out_lin",
+            counts="n_heads",
+            width="dim",
+            sum_at=f"{layer}.sa_layer_norm",
+        ),
+        feed_forward(f"{layer}.ffn", "lin1", "lin2", width="hidden_dim", sum_at=f"{layer}.output_layer_norm"),
+    )
+    return Family("DistilBERT", rows, layer=layer, after_attention="sa_layer_norm")
 
 
 FAMILIES.add("bert", _bert_like("BERT"))
@@ -126,36 +191,5 @@ FAMILIES.add("roberta", _bert_like("RoBERTa"))
 FAMILIES.add("xlm-roberta", _bert_like("RoBERTa"))
 FAMILIES.add("camembert", _bert_like("RoBERTa"))
 FAMILIES.add("electra", _bert_like("ELECTRA"))
-FAMILIES.add(
-    "albert",
-    Family(
-        "ALBERT",
-        (
-            attention(
-                "encoder.albert_layer_groups.*.albert_layers.*.attention",
-                ("query", "key", "value"),
-                "dense",
-                counts="num_attention_heads",
-                width="all_head_size",
-                applications=albert_applications,
-            ),
-        ),
-    ),
-)
-FAMILIES.add(
-    "distilbert",
-    Family(
-        "DistilBERT",
-        (
-            attention(
-                "transformer.layer.*.attention",
-                ("q_lin", "k_lin", "v_lin"),
-                "out_lin",
-                counts="n_heads",
-                width="dim",
-            ),
-        ),
-        layer="transformer.layer.*",
-        after_attention="sa_layer_norm",
-    ),
-)
+FAMILIES.add("albert", _albert())
+FAMILIES.add("distilbert", _distilbert())

@@ -12,18 +12,22 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from greedy_gnorm.errors import UnsupportedModel
+from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.families import FAMILIES, Family, SiteRow
 from greedy_gnorm.model.modeling_pruned import RECORDS, unit_channels
 from greedy_gnorm.settings import Savings
-from greedy_gnorm.units import ATTENTION, UNIT_WORDS, Cost, SiteInfo, Unit, Vector, by_site
+from greedy_gnorm.units import ATTENTION, KINDS, UNIT_WORDS, Cost, SiteInfo, Unit, Vector, by_site
+
+UNIT_PLURALS = {"heads": "attention heads", "ffn": "feed-forward neurons", "both": "heads and neurons"}
+"""What `--units` selects, in words."""
 
 
 @dataclass(eq=False)
 class Site:
     """A module that units can be removed from: its linear maps, its units in original numbering, its applications.
 
-    `number` counts the sites of one kind, as configurations do; `layout` is the family's row as plain values.
+    `number` counts the sites of one kind, as configurations do; `layout` is the family's row as plain values. `sum`
+    receives the output plus the residual. `version` changes with the weights that are left.
     """
 
     index: int
@@ -34,7 +38,9 @@ class Site:
     layout: dict[str, Any]
     survivors: list[int]
     applications: int
+    sum: nn.Module | None = None
     gate: tuple[float, ...] | None = None  # the factors on the surviving units while gates are set
+    version: int = 0
 
     @property
     def kind(self) -> str:
@@ -60,7 +66,7 @@ class Site:
     @property
     def state(self) -> Hashable:
         """What the output depends on besides the input: passes in equal states give equal outputs."""
-        return tuple(self.survivors), self.gate
+        return tuple(self.survivors), self.gate, self.version
 
     @property
     def inputs(self) -> dict[str, nn.Module]:
@@ -97,8 +103,11 @@ class Site:
         places = torch.tensor([channel for unit in channels for channel in unit], device=outputs.device)
         return outputs.index_select(-1, places)
 
-    def unit_cost(self, tokens: int | None = None) -> Cost:
-        """The cost that removing a unit saves; multiplications are for one row with this many tokens."""
+    def unit_cost(self, tokens: float | None = None, squares: float | None = None) -> Cost:
+        """The cost that removing a unit saves; multiplications are for one row with this many tokens.
+
+        For rows of different lengths, `tokens` is their mean and `squares` the mean of their squares.
+        """
         widths = [
             (sum(self.sizes[part] for part in each["parts"]), self.module.get_submodule(each["path"]))
             for each in self.layout["inputs"]
@@ -110,8 +119,8 @@ class Site:
             return Cost(weights + biases)
         work = tokens * weights
         if self.kind == ATTENTION:  # queries times keys, attention times values
-            work += tokens * tokens * (self.sizes["q"] + self.output_size)
-        return Cost(weights + biases, multiplications=self.applications * work)
+            work += (tokens * tokens if squares is None else squares) * (self.sizes["q"] + self.output_size)
+        return Cost(weights + biases, multiplications=round(self.applications * work))
 
     def __str__(self) -> str:
         return f"layer {self.layer} ({self.name})"
@@ -193,8 +202,13 @@ def family_of(config: Any, what: str = "") -> Family:
     return FAMILIES[model_type]
 
 
-def find_sites(model: nn.Module) -> Sites:
-    """The sites of a model, pruned or not; raises UnsupportedModel if its family is not supported."""
+def find_sites(model: nn.Module, units: str = "both") -> Sites:
+    """The sites of a model, pruned or not: those of its `heads`, its feed-forward neurons (`ffn`) or `both`.
+
+    Raises UnsupportedModel if the model's family is not supported.
+    """
+    if units not in KINDS:
+        raise GnormError(f"Unknown units {units!r}. Choose from: {', '.join(KINDS)}.")
     config: Any = getattr(model, "config", None)
     family = family_of(config, type(model).__name__)
     base = getattr(model, "base_model", model)
@@ -203,19 +217,22 @@ def find_sites(model: nn.Module) -> Sites:
     positions = sorted({position for matches in found for position in matches})
     if not positions:
         raise UnsupportedModel(f"No module matches {family.sites[0].path!r} in this {config.model_type} model.")
-    gone = {kind: _removed_by_number(config, family, found, kind) for kind in {row.kind for row in family.sites}}
+    kinds = {row.kind for row in family.sites if row.kind in KINDS[units]}
+    if not kinds:
+        raise UnsupportedModel(f"It is not known where {config.model_type} models keep their {UNIT_PLURALS[units]}.")
+    gone = {kind: _removed_by_number(config, family, found, kind) for kind in kinds}
     sites: list[Site] = []
     counts = dict.fromkeys(gone, 0)
     for layer, position in enumerate(positions):
         for row, matches in zip(family.sites, found, strict=True):
-            if position in matches:
+            if row.kind in kinds and position in matches:
                 name, module = matches[position]
                 layout = row.layout(config)
                 missing = set(gone[row.kind].get(counts[row.kind], ()))
                 survivors = [unit for unit in range(layout["units"]) if unit not in missing]
                 site = Site(
                     len(sites), counts[row.kind], prefix + name, layer, module, layout, survivors,
-                    row.applications(config, position),
+                    row.applications(config, position), _sum_module(base, row, position),
                 )  # fmt: skip
                 _check_widths(site)
                 sites.append(site)
@@ -231,6 +248,14 @@ def _matches(base: nn.Module, row: SiteRow) -> dict[tuple[int, ...], tuple[str, 
         for name, module in base.named_modules()
         if (match := pattern.fullmatch(name))
     }
+
+
+def _sum_module(base: nn.Module, row: SiteRow, position: tuple[int, ...]) -> nn.Module | None:
+    """The module that receives the site's output plus the residual, where the family says which."""
+    if row.sum_at is None:
+        return None
+    numbers = iter(position)
+    return base.get_submodule(re.sub(r"\*", lambda _: str(next(numbers)), row.sum_at))
 
 
 def _layers(base: nn.Module, family: Family, sites: Sequence[Site]) -> list[Layer]:

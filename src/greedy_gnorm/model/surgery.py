@@ -19,13 +19,13 @@ from greedy_gnorm.model.modeling_pruned import (
     unit_channels,
 )
 from greedy_gnorm.model.sites import Site, Sites, find_sites
-from greedy_gnorm.units import ATTENTION, UNIT_WORDS, Unit, by_site
+from greedy_gnorm.units import UNIT_WORDS, Unit, by_site
 
 
 def remove_heads(model: nn.Module, heads: Mapping[int, Collection[int]]) -> None:
     """Remove heads from a model in place, {layer: [head, ...]} in original numbering."""
-    sites = find_sites(model)
-    numbers = {site.number: site.index for site in sites if site.kind == ATTENTION}
+    sites = find_sites(model, "heads")
+    numbers = {site.number: site.index for site in sites}
     for layer in heads:
         if int(layer) not in numbers:
             raise GnormError(f"There is no layer {layer}: this model has layers 0 to {len(numbers) - 1}.")

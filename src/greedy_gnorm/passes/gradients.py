@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,38 +25,78 @@ from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.model.gates import gates
 from greedy_gnorm.model.modes import frozen
 from greedy_gnorm.model.sites import Site, Sites, weight_of
-from greedy_gnorm.passes.layers import CONTEXT, Trace, backward, site_gradients
+from greedy_gnorm.passes.layers import CONTEXT, RESULT, Trace, backward, site_gradients
 from greedy_gnorm.passes.maps import attention_maps
 from greedy_gnorm.passes.means import row_means
 from greedy_gnorm.tasks.objectives import Objective
-from greedy_gnorm.units import Matrix, Unit, Vector
+from greedy_gnorm.units import ATTENTION, FFN, Matrix, Unit, Vector
 
 PROJECTIONS = ("q", "k", "v")
 """The parts of a head whose gradients the paper uses."""
+NORMS = {ATTENTION: PROJECTIONS, FFN: ("row", "column")}
+"""The weights of a unit whose gradients are used; for a neuron, its row of the first map and column of the second."""
 
 
 def gradient_norms(sites: Sites, batches: Batches, objective: Objective) -> dict[str, list[Vector]]:
-    """The mean over rows of the norm of each head's weight gradient: for "q", "k" and "v", a vector per site."""
+    """The mean over rows of the norm of each unit's weight gradient: by name ("q", "k", "v"), a vector per site.
+
+    Sites of another kind have no such weights, and NaN.
+    """
     with frozen(sites.model):
         means = row_means(sites, batches, lambda batch: row_norms(sites, batch, objective))
-    return {name: sites.expand([mean[place] for mean in means]) for place, name in enumerate(PROJECTIONS)}
+    kinds = list(dict.fromkeys(site.kind for site in sites))
+    return {
+        name: sites.expand(
+            [
+                mean[place] if site.kind == kind else np.full(len(site.survivors), np.nan)
+                for site, mean in zip(sites, means, strict=True)
+            ]
+        )
+        for kind in kinds
+        for place, name in enumerate(NORMS[kind])
+    }
 
 
 def row_norms(sites: Sites, batch: Batch, objective: Objective) -> list[Tensor]:
-    """The norms for each row of a batch, a (3, B, survivors) float64 tensor per site."""
+    """The norms for each row of a batch, a (3, B, survivors) float64 tensor per site of heads, (2, ...) of neurons."""
     mask = batch.real_tokens()
     norms = {
-        trace.site.index: _site_norms(trace, gradients, mask, sites.savings.gram)
-        for trace, gradients in site_gradients(sites, batch, objective, lambda site: list(site.inputs))
+        trace.site.index: NORMS_AT[trace.site.kind](trace, gradients, mask, sites.savings.gram)
+        for trace, gradients in site_gradients(sites, batch, objective, _differentiated)
     }
-    empty = torch.zeros(len(PROJECTIONS), len(batch), 0, dtype=torch.float64)
-    return [norms.get(site.index, empty) for site in sites]
+    return [
+        norms.get(site.index, torch.zeros(len(NORMS[site.kind]), len(batch), 0, dtype=torch.float64)) for site in sites
+    ]
 
 
-def _site_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_allowed: bool) -> Tensor:
-    """The norms at one site, (3, B, survivors), from the gradients of the outputs of its input maps."""
+def _differentiated(site: Site) -> list[str]:
+    """The outputs whose gradients the norms are made of."""
+    return [*site.inputs, RESULT] if site.kind == FFN else list(site.inputs)
+
+
+def _neuron_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_allowed: bool) -> Tensor:
+    """The norms at a feed-forward, (2, B, survivors).
+
+    A neuron's column of the second map has the gradient a^T g, with a the neuron's output and g the gradient of the
+    map's result: the same form as its row, X^T g, with the two factors exchanged.
+    """
+    (path,) = trace.site.inputs
+    count = len(trace.outputs[path])
+    rows = Inputs(trace.inputs[path], mask), concat_along_time(gradients[:count])
+    columns = Inputs(gradients[count:], mask), concat_along_time(trace.outputs[CONTEXT]).detach()
+    norms = []
+    for inputs, gradient in (rows, columns):
+        length, width = inputs.rows.shape[1:]
+        outputs = gradient.shape[-1]
+        gram = gram_allowed and length * (width + outputs) < width * outputs
+        norms.append(unit_norms(inputs, gradient.to(inputs.rows.dtype), 1, gram=gram))
+    return torch.stack(norms)
+
+
+def _head_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_allowed: bool) -> Tensor:
+    """The norms at one site of heads, (3, B, survivors), from the gradients of the outputs of its input maps."""
     site, remaining = trace.site, iter(gradients)
-    by_path = {path: [next(remaining) for _ in outputs] for path, outputs in trace.outputs.items() if path != CONTEXT}
+    by_path = {path: [next(remaining) for _ in trace.outputs[path]] for path in site.inputs}
     shared: dict[int, Inputs] = {}  # linear maps with the same input share its Gram matrix
     norms = []
     for name in PROJECTIONS:
@@ -67,6 +108,10 @@ def _site_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_al
         gram = gram_allowed and gram_is_cheaper(inputs.rows.shape[1], inputs.rows.shape[2], width)
         norms.append(unit_norms(inputs, gradient, size, gram=gram))
     return torch.stack(norms)
+
+
+NORMS_AT = {ATTENTION: _head_norms, FFN: _neuron_norms}
+"""How the norms at a site are computed, by its kind."""
 
 
 def concat_along_time(parts: Sequence[Tensor]) -> Tensor:

@@ -25,6 +25,8 @@ from greedy_gnorm.tasks.task import task_of
 
 CONTEXT = "context"
 """The name of the input of a site's output map: the concatenated outputs of its units."""
+RESULT = "result"
+"""The name of the output of a site's output map."""
 
 
 @dataclass
@@ -33,11 +35,11 @@ class Trace:
 
     site: Site
     inputs: dict[str, list[Tensor]]  # of each input map, (B, T, d)
-    outputs: dict[str, list[Tensor]]  # of each input map, and CONTEXT, (B, T, D)
+    outputs: dict[str, list[Tensor]]  # of each input map, CONTEXT and RESULT, (B, T, D)
 
     @classmethod
     def of(cls, site: Site) -> Trace:
-        return cls(site, {path: [] for path in site.inputs}, {path: [] for path in (*site.inputs, CONTEXT)})
+        return cls(site, {path: [] for path in site.inputs}, {path: [] for path in (*site.inputs, CONTEXT, RESULT)})
 
     def select(self, names: Sequence[str]) -> list[Tensor]:
         """The outputs with these names, as one list."""
@@ -67,7 +69,7 @@ def outputs(sites: Sites, batch: Batch) -> Tensor:
 
 
 Names = Callable[[Site], Sequence[str]]
-"""Takes a site and returns the names of the outputs to use: paths of its input maps, or CONTEXT."""
+"""Takes a site and returns the names of the outputs to use: paths of its input maps, CONTEXT or RESULT."""
 
 
 def site_gradients(
@@ -140,6 +142,7 @@ def record_traces(traces: Sequence[Trace]) -> Iterator[None]:
             for path, linear in trace.site.inputs.items():
                 stack.callback(linear.register_forward_hook(_record(trace, path)).remove)
             stack.callback(trace.site.output.register_forward_pre_hook(_record_context(trace)).remove)
+            stack.callback(trace.site.output.register_forward_hook(_record_result(trace)).remove)
         yield
 
 
@@ -154,6 +157,13 @@ def _record(trace: Trace, path: str) -> Callable[[nn.Module, tuple[Any, ...], Te
 def _record_context(trace: Trace) -> Callable[[nn.Module, tuple[Any, ...]], None]:
     def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         trace.outputs[CONTEXT].append(arguments[0].requires_grad_())
+
+    return hook
+
+
+def _record_result(trace: Trace) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+    def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        trace.outputs[RESULT].append(output)
 
     return hook
 
@@ -193,7 +203,7 @@ def by_layer(sites: Sites, batch: Batch, *, graph: bool) -> Iterator[Stack]:
             if graph and place >= first:
                 patches.enter_context(record_traces([trace for trace in traces if trace.site.survivors]))
             part = _LayerPart(place, place >= first, graph and place > lowest, traces)
-            patches.enter_context(_replace_forward(layer.module, _run_or_reuse(layer, stack, part)))
+            patches.enter_context(replace_forward(layer.module, _run_or_reuse(layer, stack, part)))
         yield stack
     current = CachedPass(batch.inputs, states, stack.passes)
     size = 0 if cache.knows_size(batch.inputs, graph=graph) else _bytes_of(stack.passes, sites.model)
@@ -224,7 +234,7 @@ def _run_or_reuse(layer: Layer, stack: Stack, part: _LayerPart) -> Callable[...,
 
 
 @contextmanager
-def _replace_forward(module: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
+def replace_forward(module: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
     """Replace a module's forward function; one that another library had set is restored afterwards."""
     own = vars(module).get("forward")
     module.forward = forward

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field, replace
 from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.errors import GnormError, NonFiniteScore
 from greedy_gnorm.model.sites import Sites
-from greedy_gnorm.model.sizes import parameter_count
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes.evaluation import evaluate
+from greedy_gnorm.pruning.budget import Budget, bundles, by_rank, pick_round
+from greedy_gnorm.pruning.costs import Costs
 from greedy_gnorm.pruning.methods import Method
 from greedy_gnorm.pruning.rules import Rules
+from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.scores import Score
 from greedy_gnorm.tasks.objectives import Objective
-from greedy_gnorm.units import Cost, Scores, Step, Unit, removed_by
+from greedy_gnorm.units import Scores, Step, Unit, removed_by
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Memory:
     """Results by the set of removed units, shared by walks of the same model over the same rows."""
 
     scores: dict[tuple[object, frozenset[Unit]], Scores] = field(default_factory=dict)
-    quality: dict[frozenset[Unit], Mapping[str, float]] = field(default_factory=dict)
+    quality: dict[tuple[object, frozenset[Unit]], Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,17 +59,24 @@ class Plan:
     objective: Objective
     rules: Rules
     protection: Protection
-    bytes_per_parameter: int
+    costs: Costs
+    budget: Budget | None = None
+    recovery: Recovery | None = None
     memory: Memory = field(default_factory=Memory)
 
     @property
     def scoring_key(self) -> tuple[object, ...]:
         """What must be equal for one walk to use another's scores."""
-        return (self.score.key, self.objective.name, self.scoring.fingerprint, self.scoring.seed)
+        return (self.score.key, self.objective.name, self.scoring.fingerprint, self.scoring.seed, *self.recovery_key)
+
+    @property
+    def recovery_key(self) -> tuple[object, ...]:
+        """What the weights depend on besides the units that are removed."""
+        return () if self.recovery is None else self.recovery.key
 
 
 def prune_steps(sites: Sites, plan: Plan, history: Sequence[Step] = ()) -> Iterator[Step]:
-    """Score, pick, remove and evaluate until a rule stops the run; continues after the steps in `history`."""
+    """Score, pick, remove, refit and evaluate until a rule stops the run; continues after the steps in `history`."""
     steps = list(history)
     if not steps:
         steps.append(_measure_step(sites, plan, 0, (), None, {}))
@@ -78,28 +87,39 @@ def prune_steps(sites: Sites, plan: Plan, history: Sequence[Step] = ()) -> Itera
         if scores is None or plan.method.scores_at(number):
             with _timed(seconds, "score"):
                 scores = _scored(sites, plan)
-        units = pick(scores, sites, plan, gone=len(removed_by(steps)))
+        units = pick(scores, sites, plan, steps)
         with _timed(seconds, "remove"):
             remove(sites, units)
+        if plan.recovery is not None:
+            with _timed(seconds, "recover"):
+                plan.recovery(sites)
         step = _measure_step(sites, plan, number, units, scores, seconds)
         reason = plan.rules.check([*steps, step])
-        if reason is None and not any(plan.protection.removable(sites.survivors(), sites.survivors())):
-            reason = "no head is left to remove"
+        if reason is None and not _more_to_remove(sites, plan, scores.without(units)):
+            reason = f"no {'head' if plan.budget is None else 'unit'} is left to remove"
         steps.append(step if reason is None else replace(step, stop=reason))
         yield steps[-1]
         scores = scores.without(units)
 
 
-def pick(scores: Scores, sites: Sites, plan: Plan, gone: int) -> tuple[Unit, ...]:
-    """The next units to remove: the first removable ones, as many as the method takes and the rules allow."""
+def pick(scores: Scores, sites: Sites, plan: Plan, steps: Sequence[Step]) -> tuple[Unit, ...]:
+    """The next units to remove: the first removable ones, as many as the method takes, or as the round asks for."""
     order = scores.order(highest_first=plan.method.highest_first)
+    removable = tuple(plan.protection.removable(order, sites.survivors()))
+    if not removable:
+        raise GnormError("No head can be removed: all remaining heads are protected.")
+    if plan.budget is not None:
+        weighed = scores if plan.score.comparable else by_rank(scores, removable, sites, plan.budget, plan.costs)
+        return pick_round(weighed, sites, removable, plan.budget, plan.costs, len(steps))
     count = plan.method.heads_per_step
     if plan.rules.limit is not None:
-        count = min(count, plan.rules.limit - gone)
-    units = tuple(plan.protection.removable(order, sites.survivors()))[:count]
-    if not units:
-        raise GnormError("No head can be removed: all remaining heads are protected.")
-    return units
+        count = min(count, plan.rules.limit - len(removed_by(steps)))
+    return removable[:count]
+
+
+def _more_to_remove(sites: Sites, plan: Plan, scores: Scores) -> bool:
+    removable = tuple(plan.protection.removable(sites.survivors(), sites.survivors()))
+    return any(removable if plan.budget is None else bundles(scores, sites, removable, plan.budget))
 
 
 def _scored(sites: Sites, plan: Plan) -> Scores:
@@ -118,16 +138,15 @@ def _measure_step(
     seconds: dict[str, float],
 ) -> Step:
     with _timed(seconds, "evaluate"):
-        gone = frozenset(sites.removed())
-        if gone not in plan.memory.quality:
-            plan.memory.quality[gone] = evaluate(sites, plan.evaluation)
-        quality = plan.memory.quality[gone]
+        key = plan.recovery_key if removed else (), frozenset(sites.removed())
+        if key not in plan.memory.quality:
+            plan.memory.quality[key] = evaluate(sites, plan.evaluation)
+        quality = plan.memory.quality[key]
     if not all(map(math.isfinite, quality.values())):
         raise NonFiniteScore(
             f"The quality at step {number} is NaN or infinite: {dict(quality)}. Check the weights for NaN."
         )
-    parameters = parameter_count(sites.model)
-    return Step(number, removed, scores, quality, Cost(parameters, parameters * plan.bytes_per_parameter), seconds)
+    return Step(number, removed, scores, quality, plan.costs.of(sites), seconds)
 
 
 @contextmanager

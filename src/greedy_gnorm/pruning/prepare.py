@@ -17,65 +17,149 @@ from torch import nn
 
 from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.loading import both_batches
-from greedy_gnorm.errors import GnormError
+from greedy_gnorm.data.sets import (
+    CALIBRATION,
+    EVALUATION,
+    SCORING,
+    TEST,
+    calibration_batches,
+    calibration_pool,
+    divided_batches,
+    warn_of_few_tokens,
+)
+from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
-from greedy_gnorm.model.sites import Sites, find_sites
-from greedy_gnorm.model.sizes import parameter_count
+from greedy_gnorm.model.sites import UNIT_PLURALS, Sites, find_sites
+from greedy_gnorm.passes.calibration import Calibration
+from greedy_gnorm.passes.evaluation import AGREEMENT, with_own_labels
 from greedy_gnorm.passes.processes import shard
+from greedy_gnorm.pruning.budget import Budget, parse_budget
+from greedy_gnorm.pruning.costs import Costs, measure_times, shape_for
 from greedy_gnorm.pruning.loop import Plan, Protection
 from greedy_gnorm.pruning.methods import METHODS, NEVER, Method
-from greedy_gnorm.pruning.rules import Situation, check_names, parse_rules
+from greedy_gnorm.pruning.rules import COUNTING, Rules, Situation, check_names, compression_rules, parse_rules
+from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
 from greedy_gnorm.scores import Score, score_with
-from greedy_gnorm.settings import Savings, Settings
+from greedy_gnorm.settings import TARGETS, Savings, Settings
 from greedy_gnorm.tasks.objectives import OBJECTIVES, Objective, with_reference
 from greedy_gnorm.tasks.task import task_of
-from greedy_gnorm.units import ATTENTION, Cost, Unit
+from greedy_gnorm.units import ATTENTION, FFN, Measure, Unit
+
+MAX_DROP = 0.01
+"""The quality that a compression without a target may lose."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run before its first step: the unpruned model, the copy to prune, the plan, the rows of all processes."""
+    """A run before its first step: the unpruned model, the copy to prune, the plan, the rows of all processes.
+
+    `test` are the rows that the solution is reported on, if they are not those that steps are evaluated on.
+    """
 
     model: Any
     tokenizer: Any
     sites: Sites
     plan: Plan
-    rows: Mapping[str, tuple[Any, Batches]]  # for scoring and evaluation: the data as given, and its batches
+    rows: Mapping[str, tuple[Any, Batches]]  # by use: the data as given, and its batches
     limit: int
+    test: Batches | None = None
 
 
 def prepare_run(model: Any, tokenizer: Any, data: Any, eval_data: Any, settings: Settings) -> Prepared:
     """Load and check the inputs of a run, and plan it."""
     method, score, objective = resolve_method(settings)
     given_model = model
-    model, tokenizer = load_inputs(model, tokenizer, settings)
-    task = task_of(model)
-    needs_labels = score.asks_for_labels(objective)
-    scoring, evaluation = both_batches(model, tokenizer, task, data, eval_data, settings, needs_labels=needs_labels)
+    model, tokenizer = load_inputs(model, tokenizer, settings, units_for(settings))
+    sets = load_sets(model, tokenizer, data, eval_data, settings)
+    sites = find_sites(working_copy(model, given_model, settings), units_for(settings)).use(savings_for(settings))
     device = device_for(settings)
-    sites = find_sites(working_copy(model, given_model, settings)).use(savings_for(settings))
-    protection = protection_for(settings, sites)
-    situation = situation_of(sites, protection)
-    evaluation = evaluation.to(device)
-    scoring = scoring.to(device).sharing(evaluation)
-    rows = {"scoring": (data, scoring), "evaluation": (data if eval_data is None else eval_data, evaluation)}
-    own = shard(scoring)
+    sets = {use: with_own_labels(batches.to(device), use, sites.model, settings) for use, batches in sets.items()}
+    sets[SCORING] = sets[SCORING].sharing(sets[EVALUATION])
+    own = shard(sets[SCORING])
+    measure = quality_measure(sites.model, settings)
+    protection, costs = protection_for(settings, sites), costs_for(settings, sites, model, sets)
+    situation = situation_of(sites, protection, costs, measure)
+    budget = rules = None
+    if method.in_rounds:
+        budget = parse_budget(settings, costs, sites, removable_units(sites, protection))
+        rules = rules_for(settings, budget, measure)
     plan = Plan(
         with_reference(sites.model, own) if objective.needs_reference else own,
-        shard(evaluation),
+        shard(sets[EVALUATION]),
         method,
         score,
         objective,
-        parse_rules(settings.stop, situation),
+        rules or parse_rules(settings.stop, situation),
         protection,
-        next(model.parameters()).element_size(),
+        costs,
+        budget,
+        recovery_for(method, sites.model, sets),
     )
-    return Prepared(model, tokenizer, sites, plan, rows, plan.rules.limit or situation.removable)
+    rows = {use: (data if use in (SCORING, CALIBRATION) or eval_data is None else eval_data, sets[use]) for use in sets}
+    if eval_data is not None and TEST in sets:
+        rows[EVALUATION] = data, sets[EVALUATION]
+    test = shard(sets[TEST]) if TEST in sets else None
+    return Prepared(model, tokenizer, sites, plan, rows, plan.rules.limit or situation.removable, test)
+
+
+def load_sets(model: Any, tokenizer: Any, data: Any, eval_data: Any, settings: Settings) -> dict[str, Batches]:
+    """The rows of a run by use: two sets to prune, four to compress, and calibration rows where maps are fitted."""
+    task = task_of(model)
+    method, score, objective = resolve_method(settings)
+    if method.in_rounds:
+        return divided_batches(model, tokenizer, task, data, eval_data, settings)
+    needs_labels = score.asks_for_labels(objective) and settings.labels == "data"
+    scoring, evaluation = both_batches(model, tokenizer, task, data, eval_data, settings, needs_labels=needs_labels)
+    sets = {SCORING: scoring, EVALUATION: evaluation}
+    if method.recover != "none":
+        pool = calibration_pool(task, data, eval_data, settings)
+        sets[CALIBRATION] = calibration_batches(pool, model, tokenizer, settings)
+    return sets
+
+
+def units_for(settings: Settings) -> str:
+    """What a run removes: what the user asks for, else the method's own."""
+    return settings.units or METHODS[settings.method].units
+
+
+def rules_for(settings: Settings, budget: Budget, measure: Measure) -> Rules:
+    """The end of a compression; without a target, one point of quality may be lost."""
+    drop = settings.max_drop
+    if drop is None and not any(getattr(settings, name) is not None for name in TARGETS):
+        drop = MAX_DROP
+    text = " and ".join(target.text for target in budget.targets)
+    return compression_rules(lambda step: budget.reached(step.cost), drop, text, measure)
+
+
+def quality_measure(model: Any, settings: Settings) -> Measure:
+    """The measure that rules follow: the task's own, or the agreement with the unpruned model without labels."""
+    measure = task_of(model).measure
+    return measure if settings.labels == "data" else Measure(AGREEMENT, measure.higher_is_better, measure.largest)
+
+
+def costs_for(settings: Settings, sites: Sites, model: Any, sets: Mapping[str, Batches]) -> Costs:
+    """What is counted: parameters, and where a target asks for them, multiplications and measured times."""
+    size = next(model.parameters()).element_size()
+    rules = {part.strip().partition("=")[0] for text in settings.stop for part in text.split(",")}
+    if not (METHODS[settings.method].in_rounds or rules & set(COUNTING)):
+        return Costs(sites, size)
+    shape = shape_for(settings.shape, sets[EVALUATION])
+    timed = settings.speedup is not None or settings.latency is not None
+    return Costs(sites, size, shape, measure_times(sites, shape) if timed else None)
+
+
+def recovery_for(method: Method, model: Any, sets: Mapping[str, Batches]) -> Recovery | None:
+    """What fits the output maps of the pruned model again, if anything does; the model is still unpruned."""
+    if method.recover == "none":
+        return None
+    original = find_sites(copy_sharing_weights(model))
+    warn_of_few_tokens(sets[CALIBRATION], max(len(site.survivors) * site.output_size for site in original))
+    return Recovery(method.recover, SOLVERS[method.recover], Calibration(original, shard(sets[CALIBRATION])))
 
 
 def resolve_method(given: Settings) -> tuple[Method, Score, Objective]:
     """Look up the method, score and objective before anything is loaded, so that a wrong name fails at once."""
-    method = METHODS[given.method].changed(given.recompute, given.heads_per_step)
+    method = METHODS[given.method].changed(given)
     score = score_with(method.score, given.score_options)
     check_names(given.stop)
     objective = objective_for(score, given)
@@ -84,6 +168,8 @@ def resolve_method(given: Settings) -> tuple[Method, Score, Objective]:
             f"{objective.name} is zero until a head is removed, so a score that is computed once would rank rounding "
             f"errors: use a greedy method instead of {given.method}, or another objective."
         )
+    if method.recover != "none" and given.device_map is not None:
+        raise GnormError("device_map can't be combined with recover: fitting needs the whole model on one device.")
     return method, score, objective
 
 
@@ -92,15 +178,18 @@ def objective_for(score: Score, given: Settings) -> Objective:
     return OBJECTIVES[given.objective or score.objective or next(iter(OBJECTIVES))]
 
 
-def load_inputs(model: Any, tokenizer: Any, given: Settings) -> tuple[Any, Any]:
+def load_inputs(model: Any, tokenizer: Any, given: Settings, units: str = "heads") -> tuple[Any, Any]:
     """The model and the tokenizer, loaded if given as a folder or a name."""
     if isinstance(model, str | Path):
         tokenizer = tokenizer or model
         model = load(model, trust_remote_code=given.trust_remote_code)
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(tokenizer, trust_remote_code=given.trust_remote_code)
-    if not find_sites(model).survivors():
-        raise GnormError("The model has no attention heads left.")
+    sites = find_sites(model, units)
+    if units == "both" and not any(site.kind == FFN for site in sites):
+        raise UnsupportedModel(f"It is not known where {model.config.model_type} models keep their neurons: use --units heads.")
+    if not sites.survivors():
+        raise GnormError(f"The model has no {UNIT_PLURALS[units]} left.")
     return model, tokenizer
 
 
@@ -181,14 +270,18 @@ def _protected_units(entry: int | tuple[int, int], sites: Sites) -> list[Unit]:
     return found
 
 
-def situation_of(sites: Sites, protection: Protection) -> Situation:
-    """What is known about a run before it starts."""
+def removable_units(sites: Sites, protection: Protection) -> list[Unit]:
+    """The units that may be removed in all."""
     survivors = sites.survivors()
     removable = list(protection.removable(survivors, survivors))
     if not removable:
         raise GnormError("No head can be removed: all are protected, or required by min_heads.")
-    parameters = parameter_count(sites.model)
-    saved = sum(sites[unit.site].unit_cost().parameters for unit in removable)
+    return removable
+
+
+def situation_of(sites: Sites, protection: Protection, costs: Costs, measure: Measure) -> Situation:
+    """What is known about a run before it starts."""
+    removable = removable_units(sites, protection)
     return Situation(
-        len(survivors), len(removable), Cost(parameters), Cost(parameters - saved), task_of(sites.model).measure
+        len(sites.survivors()), len(removable), costs.of(sites), costs.without(sites, removable), measure
     )

@@ -171,6 +171,77 @@ def _parameter_count(text: str) -> int:
     return round(float(match.group(1)) * unit)
 
 
+@rule("macs=F", "when at most this share of the multiplications is left")
+def macs(argument: str, situation: Situation) -> Rule:
+    share, cost = _number(argument), situation.cost.multiplications
+    if share is None or not 0 < share < 1:
+        raise GnormError(f"macs={argument}: F must be between 0 and 1, such as macs=0.8.")
+    return _work_rule(f"macs={argument}", share, cost, situation)
+
+
+@rule("speedup=X", "when the multiplications promise a model X times as fast")
+def speedup(argument: str, situation: Situation) -> Rule:
+    times, cost = _number(argument), situation.cost.multiplications
+    if times is None or not 1 < times < math.inf:
+        raise GnormError(f"speedup={argument}: X must be above 1, such as speedup=1.3.")
+    return _work_rule(f"speedup={argument}", 1 / times, cost, situation)
+
+
+COUNTING = ("macs", "speedup")
+"""The rules that need the number of multiplications."""
+
+
+def _work_rule(text: str, share: float, start: int | None, situation: Situation) -> Rule:
+    assert start is not None
+    assert situation.least.multiplications is not None
+    least = situation.least.multiplications / start
+    if share < least:
+        raise GnormError(
+            f"{text} can't be reached by removing heads: without any head, {least:.1%} of the multiplications remain "
+            f"({1 / least:.2f} times as fast). `gnorm compress` removes feed-forward neurons too."
+        )
+
+    def check(history: History) -> str | None:
+        left = history[-1].cost.multiplications
+        assert left is not None
+        return f"{text}: {left / start:.1%} of the multiplications left" if left <= share * start else None
+
+    return Rule(text, check)
+
+
+def within_drop(step: Step, history: History, allowed: float, measure: Measure) -> bool:
+    """Whether the quality after a step is at most so much below that of the unpruned model."""
+    return measure.worth(measure.of(step)) >= measure.worth(measure.of(history[0])) - allowed - 1e-12
+
+
+PATIENCE = 2
+"""The rounds in a row that must be below the limit before a compression ends."""
+EXPLORED = 0.02
+"""A compression looks at models that lose so much, even if fewer points are allowed, to offer them as choices."""
+
+
+def compression_rules(reached: Callable[[Step], bool], max_drop: float | None, target: str, measure: Measure) -> Rules:
+    """The end of a compression: its targets, or the quality that may be lost; the solution is the smallest allowed."""
+
+    def target_reached(history: History) -> str | None:
+        return f"{target} is reached" if reached(history[-1]) else None
+
+    rules = [Rule(target, target_reached)]
+    if max_drop is not None:
+        limit = max(max_drop, EXPLORED)
+
+        def dropped(history: History) -> str | None:
+            recent = history[-PATIENCE:]
+            below = len(history) > PATIENCE and not any(within_drop(s, history, limit, measure) for s in recent)
+            return f"{measure.name} fell by more than {limit:g} in {PATIENCE} rounds" if below else None
+
+        def smallest_within(history: History) -> int:
+            return max(place for place, step in enumerate(history) if within_drop(step, history, max_drop, measure))
+
+        rules = [Rule(target, target_reached, smallest_within), Rule("max_drop", dropped, smallest_within)]
+    return Rules(tuple(rules), measure)
+
+
 @rule("drop=D", "before quality falls by more than D (0.01 is one point of accuracy)")
 def drop(argument: str, situation: Situation) -> Rule:
     allowed, measure = _number(argument), situation.measure
@@ -179,9 +250,8 @@ def drop(argument: str, situation: Situation) -> Rule:
         raise GnormError(f"drop={argument}: D must be at least 0 and below {end:g}; drop=0.01 allows a loss of 0.01.")
 
     def first_below(history: History) -> int | None:
-        floor = measure.worth(measure.of(history[0])) - allowed - 1e-12
-        worths = [measure.worth(measure.of(step)) for step in history]
-        return next((place for place, worth in enumerate(worths) if not worth >= floor), None)
+        below = (place for place, step in enumerate(history) if not within_drop(step, history, allowed, measure))
+        return next(below, None)
 
     def check(history: History) -> str | None:
         if (place := first_below(history)) is None:

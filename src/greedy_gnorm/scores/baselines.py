@@ -10,21 +10,27 @@ from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.model.sites import Sites, weight_of
 from greedy_gnorm.scores.registry import score
 from greedy_gnorm.tasks.objectives import Objective
-from greedy_gnorm.units import Scores
+from greedy_gnorm.units import ATTENTION, FFN, Scores
 
 
-@score("random", about="a uniform random number", paper="-", cost="none")
+@score("random", about="a uniform random number", paper="-", cost="none", kinds=(ATTENTION, FFN))
 def random(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """A uniform random number for each head, from the seed of the batches."""
+    """A uniform random number for each unit, from the seed of the batches."""
     draws = np.random.default_rng(batches.seed).random(sum(site.total for site in sites))
     ends = np.cumsum([site.total for site in sites])[:-1]
     return Scores(np.split(draws, ends)).without(sites.removed())
 
 
-@score("magnitude", about="the norm of the head's Q, K, V and O weights", paper="Han et al. 2015", cost="none")
+@score(
+    "magnitude",
+    about="the norm of the head's Q, K, V and O weights; of the neuron's row and column",
+    paper="Han et al. 2015",
+    cost="none",
+    kinds=(ATTENTION, FFN),
+)
 @torch.no_grad()
 def magnitude(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """The l2 norm of the head's blocks in all four projections."""
+    """The l2 norm of the unit's blocks in all projections."""
     rows = []
     for site in sites:
         linears = site.inputs

@@ -6,23 +6,24 @@ import numpy as np
 
 from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.model.sites import Sites
-from greedy_gnorm.passes.gradients import PROJECTIONS, gradient_norms
+from greedy_gnorm.passes.gradients import NORMS, gradient_norms
 from greedy_gnorm.scores.registry import score
 from greedy_gnorm.tasks.objectives import Objective
-from greedy_gnorm.units import Scores
+from greedy_gnorm.units import ATTENTION, FFN, Scores
 
 
 @score(
     "gnorm",
-    about="the product of the norms of the Q, K and V gradients",
+    about="the product of the norms of the Q, K and V gradients; for a neuron, of its row and column",
     paper="Guo and Sheridan 2026",
     cost="1 forward, 1 backward",
     objective="logit-norm",
+    kinds=(ATTENTION, FFN),
 )
 def gnorm(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """The product of the mean norms of the head's Q, K and V gradients, ordered by the sum of their logarithms."""
+    """The product of the mean norms of the unit's gradients, ordered by the sum of their logarithms."""
     norms = gradient_norms(sites, batches, objective)
-    by_site = [np.stack([norms[name][site.index] for name in PROJECTIONS]) for site in sites]  # (3, heads) each
+    by_site = [np.stack([norms[name][site.index] for name in NORMS[site.kind]]) for site in sites]  # (3, heads) each
     with np.errstate(divide="ignore"):  # a head without gradient has the logarithm -inf and is removed first
         logs = [np.log(stacked).sum(0) for stacked in by_site]
     return Scores([stacked.prod(0) for stacked in by_site], logs, norms)

@@ -14,7 +14,7 @@ from greedy_gnorm.errors import GnormError, NonFiniteScore
 from greedy_gnorm.model.sites import Sites
 from greedy_gnorm.registry import Registry
 from greedy_gnorm.tasks.objectives import OBJECTIVES, Objective
-from greedy_gnorm.units import Scores, unit_name
+from greedy_gnorm.units import ATTENTION, UNIT_WORDS, Scores, unit_name
 
 ScoreFunction = Callable[..., Scores]
 """f(sites, batches, objective, *, options with defaults) -> Scores."""
@@ -22,7 +22,11 @@ ScoreFunction = Callable[..., Scores]
 
 @dataclass(frozen=True)
 class Score:
-    """A named function; `objective` is its default objective, None if it does not use one."""
+    """A named function; `objective` is its default objective, None if it does not use one.
+
+    `kinds` are the kinds of sites that it can score. If it is `comparable`, a score means the same for all of them and
+    in every layer, so that heads and neurons can be ranked together; otherwise units are ranked within a kind.
+    """
 
     name: str
     about: str
@@ -32,9 +36,17 @@ class Score:
     needs_labels: bool
     many_passes: bool
     function: ScoreFunction
+    kinds: tuple[str, ...] = (ATTENTION,)
+    comparable: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, sites: Sites, batches: Batches, objective: Objective) -> Scores:
+        for site in sites:
+            if site.kind not in self.kinds:
+                able = ", ".join(name for name in SCORES if site.kind in SCORES[name].kinds)
+                raise GnormError(
+                    f"The score {self.name} is not defined for {UNIT_WORDS[site.kind]}s; these are: {able}."
+                )
         scores = self.function(sites, batches, objective, **self.options)
         for unit in sites.survivors():
             if np.isnan(scores.key(unit)):
@@ -72,13 +84,17 @@ def score(
     objective: str | None = None,
     needs_labels: bool = False,
     many_passes: bool = False,
+    kinds: tuple[str, ...] = (ATTENTION,),
+    comparable: bool = False,
 ) -> Callable[[ScoreFunction], ScoreFunction]:
     """Register a function as a score; `cost` says how many passes it takes, `many_passes` whether more than two."""
 
     def register(function: ScoreFunction) -> ScoreFunction:
         if objective is not None:
             OBJECTIVES[objective]
-        SCORES.add(name, Score(name, about, paper, cost, objective, needs_labels, many_passes, function))
+        SCORES.add(
+            name, Score(name, about, paper, cost, objective, needs_labels, many_passes, function, kinds, comparable)
+        )
         return function
 
     return register

@@ -15,17 +15,18 @@ from greedy_gnorm.passes.gradients import gate_gradients, map_gradients
 from greedy_gnorm.passes.means import row_means
 from greedy_gnorm.scores.registry import score
 from greedy_gnorm.tasks.objectives import Objective
-from greedy_gnorm.units import Scores, Vector
+from greedy_gnorm.units import ATTENTION, FFN, Scores, Vector
 
 ONE_BACKWARD = "1 forward, 1 backward"
 
 
 @score(
     "michel",
-    about="the effect of a gate on the head, normalised by layer",
+    about="the effect of a gate on the unit, normalised by layer",
     paper="Michel et al. 2019",
     cost=ONE_BACKWARD,
     objective="loss",
+    kinds=(ATTENTION, FFN),
 )
 def michel(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The mean absolute derivative of the gate; the scores of each site are divided by their l2 norm."""
@@ -36,10 +37,12 @@ def michel(sites: Sites, batches: Batches, objective: Objective) -> Scores:
 
 @score(
     "michel-raw",
-    about="the effect of a gate on the head",
+    about="the effect of a gate on the unit",
     paper="Michel et al. 2019",
     cost=ONE_BACKWARD,
     objective="loss",
+    kinds=(ATTENTION, FFN),
+    comparable=True,
 )
 def michel_raw(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The mean absolute derivative of the gate."""
@@ -48,10 +51,12 @@ def michel_raw(sites: Sites, batches: Batches, objective: Objective) -> Scores:
 
 @score(
     "fisher",
-    about="the squared effect of a gate on the head",
+    about="the squared effect of a gate on the unit",
     paper="Kwon et al. 2022",
     cost=ONE_BACKWARD,
     objective="loss",
+    kinds=(ATTENTION, FFN),
+    comparable=True,
 )
 def fisher(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The mean squared derivative of the gate."""

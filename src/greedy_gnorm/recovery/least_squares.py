@@ -1,0 +1,216 @@
+"""Fitting the output maps of a pruned model by least squares, so that its sublayers add what the unpruned ones did.
+
+For a site with the inputs X of its output map, the residuals r and the unpruned model's sums Z, all at real tokens of
+the calibration rows, the map should return Y = Z - r. With X and Y centred and the original weights W0 of the units
+that are left,
+
+    W = (X'X + lam I)^-1 (X'Y + lam W0),   b = mean(Y) - mean(X) W,   lam = RIDGE * mean of the diagonal of X'X.
+
+Sites are fitted from the bottom, each after those below it. The result depends on the unpruned model, the units that
+are removed and the rows, not on the order of removal: any step of a run can be rebuilt.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from greedy_gnorm.errors import NonFiniteScore
+from greedy_gnorm.model.modeling_pruned import kept_channels
+from greedy_gnorm.model.modes import evaluating
+from greedy_gnorm.model.sites import Site, Sites, find_sites
+from greedy_gnorm.passes.calibration import Calibration
+from greedy_gnorm.passes.processes import gather_tensors, world_size
+
+log = logging.getLogger("greedy_gnorm")
+
+RIDGE = 0.01
+"""The weight of the original weights, relative to the mean square of an input."""
+
+
+BLOCK = 256
+"""Columns of X'X that are computed at once."""
+
+
+class NormalEquations:
+    """The count, the means and the centred products of inputs, (N, D), and targets, (N, d), added batch by batch."""
+
+    def __init__(self, inputs: int, outputs: int, device: torch.device | None = None) -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        self.count = 0
+        self.mean_input, self.mean_target = zeros(inputs), zeros(outputs)
+        self.squares, self.products = zeros(inputs, inputs), zeros(inputs, outputs)
+
+    def add(self, inputs: Tensor, targets: Tensor) -> None:
+        """Add rows; each batch is centred by its own means, which keeps digits in float32."""
+        if not len(inputs):
+            return
+        means = inputs.mean(0, dtype=torch.float64), targets.mean(0, dtype=torch.float64)
+        x, y = inputs - means[0].to(inputs.dtype), targets - means[1].to(targets.dtype)
+        # What is left of the means after rounding them to the precision of the rows
+        shift = x.mean(0, dtype=torch.float64), y.mean(0, dtype=torch.float64)
+        self._add_squares(x)
+        self.squares.addr_(shift[0], shift[0], alpha=-len(x))
+        self.products.add_(x.mT @ y).addr_(shift[0], shift[1], alpha=-len(x))
+        self._merge_means(len(x), *means)
+
+    def _add_squares(self, x: Tensor) -> None:
+        """Add X'X block by block; it is symmetric, so the blocks below the diagonal are copies."""
+        for start in range(0, x.shape[1], BLOCK):
+            end = min(start + BLOCK, x.shape[1])
+            upper = x[:, start:end].mT @ x[:, start:]
+            self.squares[start:end, start:].add_(upper)
+            self.squares[end:, start:end].add_(upper[:, end - start :].mT)
+
+    def merge(self, other: NormalEquations) -> None:
+        """Add the rows of other equations."""
+        self.squares += other.squares
+        self.products += other.products
+        if other.count:
+            self._merge_means(other.count, other.mean_input, other.mean_target)
+
+    def _merge_means(self, count: int, mean_input: Tensor, mean_target: Tensor) -> None:
+        total = self.count + count
+        apart = mean_input - self.mean_input, mean_target - self.mean_target
+        between = self.count * count / total
+        self.squares.addr_(apart[0], apart[0], alpha=between)
+        self.products.addr_(apart[0], apart[1], alpha=between)
+        self.mean_input += apart[0] * (count / total)
+        self.mean_target += apart[1] * (count / total)
+        self.count = total
+
+    def gathered(self) -> NormalEquations:
+        """The equations of all processes together."""
+        if world_size() == 1:
+            return self
+        own = torch.cat(
+            [
+                torch.tensor([float(self.count)], dtype=torch.float64),
+                *(part.flatten().cpu() for part in (self.mean_input, self.mean_target, self.squares, self.products)),
+            ]
+        )
+        whole = NormalEquations(*self.products.shape, self.squares.device)
+        for share in gather_tensors(own):
+            part = NormalEquations(*self.products.shape, self.squares.device)
+            part.count = int(share[0])
+            rest = share[1:].to(self.squares.device)
+            for target in (part.mean_input, part.mean_target, part.squares, part.products):
+                target.copy_(rest[: target.numel()].view_as(target))
+                rest = rest[target.numel() :]
+            whole.merge(part)
+        return whole
+
+
+Fit = tuple[Tensor, Tensor | None]
+"""New weights, (D, d), and the bias, (d,), if the map has one; in float64."""
+
+
+def fit_weights(equations: NormalEquations, weight: Tensor, bias: Tensor | None, site: Site) -> Fit:
+    """The weights that return the targets best, with a ridge towards the original ones."""
+    squares, products = equations.squares, equations.products
+    if bias is None:
+        squares = squares + equations.count * torch.outer(equations.mean_input, equations.mean_input)
+        products = products + equations.count * torch.outer(equations.mean_input, equations.mean_target)
+    fitted = _solve(squares, products, weight, site)
+    return fitted, None if bias is None else equations.mean_target - equations.mean_input @ fitted
+
+
+def fit_gates(equations: NormalEquations, weight: Tensor, bias: Tensor | None, site: Site) -> Fit:
+    """One factor for each unit (Kwon et al. 2022): the original weights, scaled; the bias stays."""
+    size, units = site.output_size, len(site.survivors)
+    squares = equations.squares + equations.count * torch.outer(equations.mean_input, equations.mean_input)
+    target = equations.mean_target if bias is None else equations.mean_target - bias
+    products = equations.products + equations.count * torch.outer(equations.mean_input, target)
+    by_unit = (squares * (weight @ weight.mT)).view(units, size, units, size).sum((1, 3))
+    wanted = (products * weight).sum(1).view(units, size).sum(1, keepdim=True)
+    factors = _solve(by_unit, wanted, torch.ones_like(wanted), site)
+    return weight * factors.repeat_interleave(size, dim=0), bias
+
+
+def _solve(squares: Tensor, products: Tensor, start: Tensor, site: Site) -> Tensor:
+    """Solve for the weights with a ridge towards `start`; the ridge grows until the system can be solved."""
+    if not (torch.isfinite(squares).all() and torch.isfinite(products).all()):
+        raise NonFiniteScore(f"The activations in {site} are NaN or infinite on calibration rows: check the weights.")
+    ridge = RIDGE * float(squares.diagonal().mean()) if len(squares) else 0.0
+    ridge = ridge or RIDGE  # inputs that are always zero
+    for _ in range(20):
+        damped = squares.clone()
+        damped.diagonal().add_(ridge)
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        if not failed:
+            solved = torch.cholesky_solve(products + ridge * start, factor)
+            if torch.isfinite(solved).all():
+                return solved
+        ridge *= 10
+        log.warning("the system of %s is singular: solving it with a larger ridge, %.1e", site, ridge)
+    raise NonFiniteScore(f"The output of {site} can't be fitted: its system stays singular. Check the weights.")
+
+
+Solver = Callable[[NormalEquations, Tensor, Tensor | None, Site], Fit]
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Fits the output maps of a pruned model on calibration rows."""
+
+    name: str
+    solver: Solver
+    calibration: Calibration
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What the result depends on besides the model and its units."""
+        return self.name, self.calibration.batches.fingerprint
+
+    def __call__(self, sites: Sites) -> None:
+        """Fit all output maps of the model, heads' and neurons', in place; the model must have the original weights."""
+        everything = find_sites(sites.model)
+        originals = self.calibration.original
+        for site in everything:
+            _set_output(site, *_original_output(originals[site.index], site))
+        lowest = next((site.index for site in everything if site.survivors != originals[site.index].survivors), None)
+        with evaluating(sites.model), torch.no_grad():
+            for site, samples in self.calibration.samples(everything):
+                if lowest is None or (everything.layers and site.index < lowest):
+                    continue  # nothing was removed in this site or below it
+                weight, bias = _original_output(originals[site.index], site)
+                equations = NormalEquations(*weight.shape, weight.device)
+                for sample, target in samples:
+                    equations.add(sample.inputs, target - sample.residuals)
+                _set_output(site, *self.solver(equations.gathered(), weight.double(), _double(bias), site))
+        for site in sites:
+            site.version += 1
+
+
+def _double(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.double()
+
+
+def _original_output(original: Site, site: Site) -> Fit:
+    """The unpruned model's output map for the units that are left: (D, d) and (d,)."""
+    linear: nn.Module = original.output
+    places = [original.survivors.index(unit) for unit in site.survivors]
+    channels = kept_channels(original.layout["output"], original.layout, len(original.survivors), places)
+    weight: Tensor = linear.weight if isinstance(linear, Conv1D) else linear.weight.mT  # type: ignore[assignment,operator,union-attr]
+    bias: Tensor | None = linear.bias  # type: ignore[assignment]
+    return weight.detach()[torch.tensor(channels, dtype=torch.long)], None if bias is None else bias.detach()
+
+
+@torch.no_grad()
+def _set_output(site: Site, weight: Tensor, bias: Tensor | None) -> None:
+    linear: nn.Module = site.output
+    own: Tensor = linear.weight  # type: ignore[assignment]
+    own.copy_(weight if isinstance(linear, Conv1D) else weight.mT)
+    if bias is not None:
+        linear.bias.copy_(bias)  # type: ignore[operator,union-attr]
+
+
+SOLVERS: dict[str, Solver] = {"least-squares": fit_weights, "gates": fit_gates}
+"""How quality can be recovered without training."""
