@@ -5,7 +5,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from greedy_gnorm.api import compare, prune, score, take_step
+    from greedy_gnorm.api import compare, compress, prune, score, take_step
     from greedy_gnorm.errors import DataError, GnormError, NonFiniteScore, RunFolderError, UnsupportedModel
     from greedy_gnorm.model.checkpoint import load
     from greedy_gnorm.model.sites import find_sites
@@ -20,6 +20,7 @@ __version__ = version("greedy-gnorm")
 
 _HOMES = {
     "compare": "api",
+    "compress": "api",
     "prune": "api",
     "score": "api",
     "take_step": "api",
@@ -67,6 +68,7 @@ __all__ = [
     "Unit",
     "UnsupportedModel",
     "compare",
+    "compress",
     "find_sites",
     "load",
     "prune",

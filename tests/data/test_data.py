@@ -277,7 +277,8 @@ def test_several_labels_a_row():
         for place, row in enumerate(tiny_rows(20))
     ]
     assert torch.equal(
-        predictions(find_sites(model, "heads"), both(hot, model=model)[1])[1], predictions(find_sites(model, "heads"), evaluation)[1]
+        predictions(find_sites(model, "heads"), both(hot, model=model)[1])[1],
+        predictions(find_sites(model, "heads"), evaluation)[1],
     )
     with pytest.raises(gg.DataError, match="several labels per row"):
         both(tiny_rows(9), model=model)

@@ -25,6 +25,7 @@ from greedy_gnorm.cli.options import (
     Model,
     OptionalData,
     OptionalModel,
+    OptionalOut,
     Out,
     Quiet,
     Version,
@@ -34,12 +35,14 @@ from greedy_gnorm.cli.options import (
 from greedy_gnorm.errors import INTERRUPTED, GnormError, Interrupted, ShownElsewhere
 from greedy_gnorm.passes.peers import launched
 from greedy_gnorm.pruning.rules import check_names, forms
-from greedy_gnorm.settings import COMPARING, SCORING, SETTINGS, Settings
+from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SCORING, Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.callback(help="Prune attention heads from Hugging Face transformer models: Greedy-Gnorm, exact and fast.")
+@app.callback(
+    help="Make Hugging Face transformer models smaller and faster without retraining, with proof of the cost."
+)
 def root(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error (may follow the command).")
@@ -55,13 +58,13 @@ class ModelFormat(StrEnum):
 
 
 @app.command()
-@with_settings(SETTINGS)
+@with_settings(PRUNING)
 def prune(
     context: typer.Context,
-    out: Out,
     settings: dict[str, Any],
     model: OptionalModel = None,
     data: OptionalData = None,
+    out: OptionalOut = None,
     eval_data: EvalData = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
     live: Annotated[bool, typer.Option("--live", help="Write report.html during the run.")] = False,
@@ -100,6 +103,39 @@ def prune(
         commands.prune(
             model, data, out, settings, eval_data=eval_data, resume=resume, live=live, quiet=quiet, as_json=as_json
         )
+
+
+@app.command()
+@with_settings(COMPRESSING, method="joint-refit")
+def compress(
+    model: Model,
+    data: Data,
+    settings: dict[str, Any],
+    out: OptionalOut = None,
+    eval_data: EvalData = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Write report.html during the run.")] = False,
+    form: Annotated[
+        ModelFormat,
+        typer.Option("--format", help="The saved model: smaller (pruned), or original shapes with zeros (dense)."),
+    ] = ModelFormat.pruned,
+    measure_speed: Annotated[bool, typer.Option(help="Measure the speed of the result and of the choices.")] = True,
+    push_to_hub: Annotated[str | None, typer.Option(metavar="NAME", help="Upload the result to the hub.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    config: Config = None,
+) -> None:
+    """Make a model smaller and faster without training: remove heads and neurons, and fit what is left.
+
+    Give targets (--macs, --speedup, --latency, --params, --size), or none for the smallest model that loses at most one
+    point.
+    """
+    from greedy_gnorm.cli import commands
+
+    settings |= {"format": form.value, "measure_speed": measure_speed, "push_to_hub": push_to_hub}
+    commands.compress(
+        model, data, out, settings, eval_data=eval_data, resume=resume, live=live, quiet=quiet, as_json=as_json
+    )
 
 
 @app.command()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from greedy_gnorm.api import compare as run_compare
+from greedy_gnorm.api import compress as run_compress
 from greedy_gnorm.api import prune as run_prune
 from greedy_gnorm.api import score as run_score
 from greedy_gnorm.api import take_step
@@ -38,7 +39,7 @@ from greedy_gnorm.units import Step, unit_name, vectors_to_json
 def prune(
     model: str,
     data: str,
-    out: Path,
+    out: Path | None,
     settings: dict[str, Any],
     *,
     eval_data: str | None = None,
@@ -47,6 +48,40 @@ def prune(
     quiet: bool,
     as_json: bool,
 ) -> None:
+    out = out or _free_folder(Path("runs"), f"{Path(model).name}-pruned", resume=resume)
+    _perform(run_prune, model, data, out, settings, eval_data, resume, live=live, quiet=quiet, as_json=as_json)
+
+
+def compress(
+    model: str,
+    data: str,
+    out: Path | None,
+    settings: dict[str, Any],
+    *,
+    eval_data: str | None = None,
+    resume: bool,
+    live: bool = False,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    out = out or _free_folder(Path("runs"), f"{Path(model).name}-compressed", resume=resume)
+    _perform(run_compress, model, data, out, settings, eval_data, resume, live=live, quiet=quiet, as_json=as_json)
+
+
+def _perform(
+    command: Any,
+    model: str,
+    data: str,
+    out: Path,
+    settings: dict[str, Any],
+    eval_data: str | None,
+    resume: bool,
+    *,
+    live: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """A run with its progress shown, which ends with its journal complete when it is interrupted."""
     quiet = quiet or not is_first()
     with ExitStack() as stack:
         stack.enter_context(console.messages(quiet=quiet))
@@ -60,15 +95,16 @@ def prune(
             interrupts.check()
 
         try:
-            run = run_prune(model, data, eval_data=eval_data, out=out, resume=resume, on_step=on_step, **settings)
+            run = command(model, data, eval_data=eval_data, out=out, resume=resume, on_step=on_step, **settings)
         except KeyboardInterrupt:
             raise Interrupted(out / "journal.jsonl") from None
     _show(run, out, quiet=quiet, as_json=as_json)
 
 
-def take(run: Path, step: int, out: Path, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
+def take(run: Path, step: int, out: Path | None, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
     if not is_first():
         return
+    out = out or _free_folder(run.parent, f"{run.name}-step-{step}", resume=False)
     with console.messages(quiet=quiet):
         taken = take_step(run, step, out=out, **options)
     _show(taken, out, quiet=quiet, as_json=as_json)
@@ -98,7 +134,7 @@ def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any],
     if not is_first():
         return
     config = load_config(model, trust_remote_code=settings["trust_remote_code"])
-    sites = find_sites(skeleton(config)).infos
+    sites = find_sites(skeleton(config), settings["units"] or "heads").infos
     content = {
         "model": model,
         "data": data,
@@ -189,8 +225,10 @@ def methods(*, as_json: bool) -> None:
         {
             "--method": name,
             "score": method.score,
-            "removes first": "highest" if method.highest_first else "lowest",
+            "removes": "heads" if method.units == "heads" else "heads and neurons",
+            "first": "highest" if method.highest_first else "lowest",
             "scores": "every step" if method.recompute else "once",
+            "recovery": method.recover,
             "objective": score.objective or "-",
             "labels": "needed" if score.asks_for_labels(OBJECTIVES[score.objective or "logit-norm"]) else "-",
             "cost of scoring": score.cost,

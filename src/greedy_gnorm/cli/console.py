@@ -24,9 +24,16 @@ from greedy_gnorm.deployment.export import Exported
 from greedy_gnorm.passes.processes import is_first
 from greedy_gnorm.pruning.curves import curve
 from greedy_gnorm.pruning.methods import GREEDY
-from greedy_gnorm.pruning.run import Run, measure_of, sites_of
+from greedy_gnorm.pruning.run import Run, measure_of, sites_of, units_of
 from greedy_gnorm.records.journal import RUN_FILE, read_header
-from greedy_gnorm.report.tables import LATENCY_COLUMNS, latency_cells, megabytes, stored_precision
+from greedy_gnorm.report.tables import (
+    LATENCY_COLUMNS,
+    choices_table,
+    latency_cells,
+    megabytes,
+    stored_precision,
+    test_table,
+)
 from greedy_gnorm.report.writer import NAME
 from greedy_gnorm.units import Latency, Measure, Step, Unit, removed_by, unit_name
 
@@ -76,6 +83,7 @@ class StepDisplay:
         self.quiet = quiet
         self.gone = 0
         self.timed: tuple[float, int] | None = None
+        self.first: Step | None = None
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -99,18 +107,23 @@ class StepDisplay:
         self.gone = gone
         measure = measure_of(self.header)
         state = f"{measure.name} {measure.of(step):.4f}  {self._time_left(limit)}"
+        joint = units_of(self.header) != "heads"
+        if joint:
+            self.first = self.first or step
+            state = f"{_work_left(self.first, step)}  {state}"
         if not err.is_terminal:
             sites = sites_of(self.header)
             heads = ", ".join(unit_name(sites, head) for head in step.removed) or "none"
-            err.print(
-                f"{self.part} step {step.step}  heads {self.gone}/{limit}  removed {heads}  {state}".lstrip(),
-                soft_wrap=True,
-                highlight=False,
+            text = (
+                f"round {step.step}/{limit}"
+                if joint
+                else f"step {step.step}  heads {self.gone}/{limit}  removed {heads}"
             )
+            err.print(f"{self.part} {text}  {state}".lstrip(), soft_wrap=True, highlight=False)
             return
         if self.task is None:
             self.bar.start()
-            self.task = self.bar.add_task(self.part or "Pruning heads", total=limit, state="")
+            self.task = self.bar.add_task(self.part or ("Rounds" if joint else "Pruning heads"), total=limit, state="")
         self.bar.update(self.task, completed=self.gone, state=state)
 
     @cached_property
@@ -151,6 +164,12 @@ class PartDisplay:
         self.display(step, gone, limit)
 
 
+def _work_left(first: Step, step: Step) -> str:
+    """The share of the multiplications that is left."""
+    before, after = first.cost.multiplications, step.cost.multiplications
+    return f"{after / before:.1%} of the multiplications" if before and after else ""
+
+
 def duration(seconds: float) -> str:
     """Seconds in a readable unit."""
     if seconds < 90:
@@ -171,10 +190,14 @@ def show_table(columns: Sequence[str], cells: Sequence[Sequence[str]], *, number
 def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
     """What was removed, quality and size before and after, the files; with a drawing if `drawn`."""
     summary = run.summary()
-    removed, total = summary["heads"]["removed"], summary["heads"]["total"]
     out.print()
-    out.print(f"Removed {removed} of {total} heads ({removed / total:.0%}); ended: {run.reason}.", highlight=False)
-    if not removed:
+    counts = [(word, summary[word]) for word in ("heads", "neurons") if word in summary]
+    gone = " and ".join(
+        f"{each['removed']:,} of {each['total']:,} {word} ({each['removed'] / each['total']:.0%})"
+        for word, each in counts
+    )
+    out.print(f"Removed {gone}; ended: {run.reason}.", highlight=False)
+    if not run.removed:
         out.print("No step was better than keeping every head: the saved model is the original one.", highlight=False)
     cells = [[name, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}"] for name, (a, b) in summary["quality"].items()]
     before, after = summary["parameters"]
@@ -182,9 +205,20 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
     before, after = summary["bytes"]
     precision = stored_precision(run.header, run.steps[0])
     cells.append([f"MB ({precision.name})", megabytes(before), megabytes(after), f"{after / before - 1:+.1%}"])
+    if "multiplications" in summary:
+        before, after = summary["multiplications"]
+        cells.append(["multiplications", "100%", f"{after / before:.1%}", f"{before / after:.2f} times fewer"])
     show_table(["", "before", "after", "change"], cells)
+    if run.test is not None:
+        show_table(*test_table(run.test, run.measure))
     if run.latencies:
         show_table(LATENCY_COLUMNS, [latency_cells(latency) for latency in run.latencies])
+    if run.choices:
+        out.print(f"Choices, by {run.measure.name.replace('_', ' ')} on the rows that a step is chosen on:")
+        show_table(*choices_table(run.choices, run.steps[0], run.measure))
+        out.print(
+            f"To take one: gnorm prune --from-run {folder} --at-step STEP --out OUT", highlight=False, soft_wrap=True
+        )
     if drawn:
         draw_run(run)
     out.print(f"{summary['steps']} steps in {duration(summary['seconds'])}.", highlight=False)

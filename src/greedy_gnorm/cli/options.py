@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 import yaml
@@ -18,14 +18,17 @@ from greedy_gnorm.records import compact
 from greedy_gnorm.settings import DTYPES, Settings
 
 
-def with_settings(names: Sequence[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each of these settings; it receives them together, checked, as a dict."""
+def with_settings(names: Sequence[str], **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each of these settings; it receives them together, checked, as a dict.
+
+    `defaults` are those that this command has instead of the usual ones.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [
             part for part in inspect.signature(command, eval_str=True).parameters.values() if part.name != "settings"
         ]
-        options = [_option(name) for name in names]
+        options = [_option(name, defaults.get(name, Settings.model_fields[name].default)) for name in names]
 
         def wrapper(**given: Any) -> None:
             checked = Settings.of({name: given.pop(name) for name in names})
@@ -39,10 +42,9 @@ def with_settings(names: Sequence[str]) -> Callable[[Callable[..., None]], Calla
     return decorate
 
 
-def _option(name: str) -> inspect.Parameter:
+def _option(name: str, default: Any) -> inspect.Parameter:
     """The option of a setting; lists and dicts are written in their compact form."""
-    field = Settings.model_fields[name]
-    default, about = field.default, str(field.description)
+    about = str(Settings.model_fields[name].description)
     if name in compact.FORMS:
         about = f"{about} Example: {compact.EXAMPLES[name]}."
         kind: Any = Annotated[
@@ -53,7 +55,9 @@ def _option(name: str) -> inspect.Parameter:
         kind, default = Annotated[list[str], typer.Option(help=f"{about} Rules: {forms()}.")], list(default)
     else:
         about += f" One of {', '.join(DTYPES)}." if name == "dtype" else ""
-        hint = str if name == "dtype" else get_type_hints(Settings)[name]
+        hint = get_type_hints(Settings)[name]
+        if str in get_args(hint) or any(get_origin(each) is Literal for each in (hint, *get_args(hint))):
+            hint = str if default is not None else str | None  # checked with the other settings
         kind = Annotated[hint, typer.Option(help=about)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
@@ -156,6 +160,9 @@ OptionalData = Annotated[
 ]
 EvalData = Annotated[str | None, typer.Option(help="Evaluate on other data, given like --data.")]
 Out = Annotated[Path, typer.Option(help="The folder to write to.")]
+OptionalOut = Annotated[
+    Path | None, typer.Option(help="The folder to write to. Default: a new one in runs, named after the model.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors and the result.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Methods = Annotated[

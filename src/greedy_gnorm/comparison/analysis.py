@@ -13,9 +13,10 @@ from scipy import stats
 
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.model.sizes import MEGABYTE
+from greedy_gnorm.pruning.budget import COMPARED, part_of
 from greedy_gnorm.pruning.curves import Walk, at_share, curve, knee_of, mean_over_curve, units_before_drop
-from greedy_gnorm.pruning.methods import RANDOM
-from greedy_gnorm.pruning.run import measure_of
+from greedy_gnorm.pruning.methods import RANDOMS
+from greedy_gnorm.pruning.run import measure_of, units_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import RUN_FILE, Journal, read_header
 from greedy_gnorm.units import Measure, Step, removed_by
@@ -37,6 +38,11 @@ class Comparison:
     def measure(self) -> Measure:
         """What is compared."""
         return measure_of(self.header)
+
+    @property
+    def joint(self) -> bool:
+        """Whether heads and neurons were removed together, towards shares of the multiplications."""
+        return units_of(self.header) != "heads"
 
     @property
     def heads(self) -> int:
@@ -81,6 +87,26 @@ def columns(measure: Measure) -> list[Column]:
         Column("knee: heads gone", lambda walk: knee_heads(walk, measure), ".1f"),
         Column("knee: quality", lambda walk: measure.of(solution(walk, measure)), best=better),
     ]
+
+
+def joint_columns(measure: Measure) -> list[Column]:
+    """The columns of a comparison of joint methods: quality at shares of the multiplications."""
+    better = max if measure.higher_is_better else min
+
+    def at(share: float) -> Callable[[Walk], float]:
+        return lambda walk: measure.of(step_at_work(walk, share))
+
+    return [
+        Column("100%", lambda walk: measure.of(walk[0]), ".4f", None),
+        *[Column(f"{share:.0%}", at(share), ".4f", better) for share in COMPARED],
+        Column("seconds", lambda walk: sum(sum(step.seconds.values()) for step in walk), ".0f", min),
+    ]
+
+
+def step_at_work(walk: Walk, share: float) -> Step:
+    """The first step that has at most this share of the multiplications."""
+    start = part_of(walk[0].cost, "multiplications")
+    return next(step for step in walk if part_of(step.cost, "multiplications") <= share * start * (1 + 1e-6))
 
 
 def _is_share(measure: Measure) -> bool:
@@ -134,7 +160,7 @@ def knee_heads(walk: Walk, measure: Measure) -> int:
 
 def summary_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """The methods by quality along the curve."""
-    return _by_method(comparison, columns(comparison.measure))
+    return _by_method(comparison, (joint_columns if comparison.joint else columns)(comparison.measure))
 
 
 def solutions_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
@@ -195,7 +221,7 @@ def read_parts(folder: Path) -> dict[str, list[Journal]]:
     about = read_experiment(folder)
     parts: dict[str, list[Journal]] = {}
     for method in about["methods"]:
-        for run in range(about["trajectories" if method == RANDOM else "runs"]):
+        for run in range(about["trajectories" if method in RANDOMS else "runs"]):
             part = folder / "parts" / f"{method}-{run}"
             if not (part / RUN_FILE).exists():
                 continue

@@ -16,11 +16,13 @@ from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.encoding import encode
 from greedy_gnorm.data.loading import both_rows, is_ready
 from greedy_gnorm.data.rows import Row
+from greedy_gnorm.data.sets import calibration_batches, divided_rows
 from greedy_gnorm.data.splits import sampled, warn_of_overlap
 from greedy_gnorm.errors import DataError, RunFolderError
 from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.surgery import remove
-from greedy_gnorm.passes.evaluation import evaluate
+from greedy_gnorm.passes.calibration import Calibration
+from greedy_gnorm.passes.evaluation import evaluate, with_drawn_labels, with_predictions
 from greedy_gnorm.passes.processes import (
     broadcast,
     gather,
@@ -30,22 +32,29 @@ from greedy_gnorm.passes.processes import (
     single_process,
     world_size,
 )
+from greedy_gnorm.pruning.budget import comparison_budget
+from greedy_gnorm.pruning.costs import Costs, shape_for
 from greedy_gnorm.pruning.loop import Memory, Plan, Protection
-from greedy_gnorm.pruning.methods import methods_named
+from greedy_gnorm.pruning.methods import METHODS, methods_named
 from greedy_gnorm.pruning.prepare import (
+    copy_sharing_weights,
     device_for,
     dtype_for,
     load_inputs,
     protection_for,
+    quality_measure,
+    removable_units,
     resolve_method,
     savings_for,
     situation_of,
+    units_for,
 )
-from greedy_gnorm.pruning.rules import parse_rules
+from greedy_gnorm.pruning.rules import compression_rules, parse_rules
 from greedy_gnorm.pruning.run import OnStep, walk
 from greedy_gnorm.records.files import RESUME, is_leftover, locked, write_json, writing_to
 from greedy_gnorm.records.header import asked_for, check_processes_agree, run_header
 from greedy_gnorm.records.journal import Journal, check_same
+from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.objectives import with_reference
 from greedy_gnorm.tasks.task import task_of
@@ -68,12 +77,19 @@ class Bench:
     header: dict[str, Any]
     source: Any
     given: Settings
+    costs: Costs
     memory: Memory
+    calibrations: dict[int, Calibration]  # by seed
 
     @property
     def removable(self) -> int:
-        """The number of heads that every walk removes."""
-        return situation_of(self.sites, self.protection).removable
+        """The number of units that every walk may remove."""
+        return len(removable_units(self.sites, self.protection))
+
+    @property
+    def joint(self) -> bool:
+        """Whether heads and neurons are removed together."""
+        return units_for(self.given) != "heads"
 
 
 @dataclass(frozen=True)
@@ -132,7 +148,10 @@ def _walk_parts(
     walks: list[Any] = []
     with single_process():
         for part in own:
-            sites = find_sites(copy.deepcopy(bench.sites.model)).use(savings_for(bench.given))
+            for seed, calibration in bench.calibrations.items():
+                if seed != bench.given.seed + part.run:
+                    calibration.clear()
+            sites = find_sites(copy.deepcopy(bench.sites.model), units_for(bench.given)).use(savings_for(bench.given))
             journal, report = journals[part], None if on_step is None else _for_part(on_step, part)
             steps = walk(sites, plans[part], journal.steps, bench.removable, record=journal.append, on_step=report)
             walks.append([part.method, part.run, journal.header, [step.to_json() for step in steps]])
@@ -189,8 +208,8 @@ def _measure_ends(bench: Bench) -> None:
     ends = [bench.sites]
     survivors = bench.sites.survivors()
     removable = set(bench.protection.removable(survivors, survivors))
-    if removable == set(survivors) - bench.protection.units:  # or which heads stay differs between walks
-        pruned = find_sites(copy.deepcopy(bench.sites.model))
+    if not bench.joint and removable == set(survivors) - bench.protection.units:  # or which stay differs between walks
+        pruned = find_sites(copy.deepcopy(bench.sites.model), "heads")
         remove(pruned, [unit for unit in survivors if unit in removable])
         ends.append(pruned)
     for sites in ends:
@@ -199,7 +218,7 @@ def _measure_ends(bench: Bench) -> None:
             with single_process():
                 return evaluate(sites, bench.evaluation)
 
-        bench.memory.quality[frozenset(sites.removed())] = broadcast(measure)
+        bench.memory.quality[(), frozenset(sites.removed())] = broadcast(measure)
 
 
 def _prepare_folder(folder: Path, resume: bool) -> Path:
@@ -222,20 +241,30 @@ def _bench(
     if is_ready(data) or is_ready(eval_data):
         raise DataError("A comparison draws its own samples: give rows, not ready batches.")
     source = model
-    model, tokenizer = load_inputs(model, tokenizer, given)
+    if METHODS[names[0]].in_rounds:
+        given = given.model_copy(update={"units": METHODS[names[0]].units})
+    units = units_for(given)
+    model, tokenizer = load_inputs(model, tokenizer, given, units)
     task = task_of(model)
     scores = [resolve_method(settings_for(Part(name, 0), given))[1:] for name in names]
-    labels = any(score.asks_for_labels(objective) for score, objective in scores)
-    pool, rows = both_rows(task, data, eval_data, given, needs_labels=labels, draws=draws)
+    labels = any(score.asks_for_labels(objective) for score, objective in scores) and given.labels == "data"
+    if units == "heads":
+        pool, rows = both_rows(task, data, eval_data, given, needs_labels=labels, draws=draws)
+    else:
+        pool, _, rows = divided_rows(task, data, eval_data, given)
     warn_of_overlap([row.words for row in pool], [row.words for row in rows])
     device = device_for(given)
-    sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given)))
+    sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given)), units)
     evaluation = encode(rows, model, tokenizer, given, "evaluation").to(device)
+    if given.labels == "own":
+        evaluation = with_predictions(sites.model, evaluation)
     described = {"evaluation": (data if eval_data is None else eval_data, evaluation)}
     header = run_header(model, source, described, given.model_copy(update={"score_options": None}))
     header["config"]["score_options"] = given.score_options  # each score gets those that it has
     protection = protection_for(given, sites)
-    return Bench(model, tokenizer, sites, protection, pool, evaluation, header, data, given, Memory())
+    size = next(model.parameters()).element_size()
+    costs = Costs(sites, size, shape_for(None, evaluation) if units != "heads" else None)
+    return Bench(model, tokenizer, sites, protection, pool, evaluation, header, data, given, costs, Memory(), {})
 
 
 def _plan(bench: Bench, part: Part) -> Plan:
@@ -245,11 +274,32 @@ def _plan(bench: Bench, part: Part) -> Plan:
     rows = sampled(bench.pool, given.samples, given.seed)
     device = bench.evaluation.items[0].inputs["input_ids"].device
     scoring = encode(rows, bench.model, bench.tokenizer, given).to(device).sharing(bench.evaluation)
+    if given.labels == "own":
+        scoring = with_drawn_labels(bench.sites.model, scoring)
     if objective.needs_reference:
         scoring = with_reference(bench.sites.model, scoring)
-    rules = parse_rules(given.stop, situation_of(bench.sites, bench.protection))
-    size = next(bench.model.parameters()).element_size()
-    return Plan(scoring, bench.evaluation, method, score, objective, rules, bench.protection, size, bench.memory)
+    measure = quality_measure(bench.model, given)
+    rules = parse_rules(given.stop, situation_of(bench.sites, bench.protection, bench.costs, measure))
+    budget = recovery = None
+    if bench.joint:
+        budget = comparison_budget(bench.costs.of(bench.sites), given.rounds)
+        rules = compression_rules(lambda step: budget.reached(step.cost), None, budget.targets[0].text, measure)
+    if method.recover != "none":
+        recovery = Recovery(method.recover, SOLVERS[method.recover], _calibration(bench, given))
+    return Plan(
+        scoring, bench.evaluation, method, score, objective, rules, bench.protection, bench.costs, budget, recovery,
+        bench.memory,
+    )  # fmt: skip
+
+
+def _calibration(bench: Bench, given: Settings) -> Calibration:
+    """The calibration of a run, which the methods share that fit output maps."""
+    if given.seed not in bench.calibrations:
+        rows = calibration_batches(bench.pool, bench.model, bench.tokenizer, given)
+        device = bench.evaluation.items[0].inputs["input_ids"].device
+        original = find_sites(copy_sharing_weights(bench.sites.model))
+        bench.calibrations[given.seed] = Calibration(original, rows.to(device))
+    return bench.calibrations[given.seed]
 
 
 def _journal(bench: Bench, part: Part, plan: Plan, folder: Path) -> Journal:
@@ -264,7 +314,8 @@ def _load_results(bench: Bench, plan: Plan, steps: Sequence[Step]) -> None:
     start = frozenset(bench.sites.removed())
     for place, step in enumerate(steps):
         before: frozenset[Unit] = start | frozenset(removed_by(steps[:place]))
-        bench.memory.quality[before | frozenset(step.removed)] = step.quality
+        key = plan.recovery_key if step.removed else ()
+        bench.memory.quality[key, before | frozenset(step.removed)] = step.quality
         if step.scores is not None and plan.method.scores_at(step.step):
             bench.memory.scores[plan.scoring_key, before] = step.scores
 

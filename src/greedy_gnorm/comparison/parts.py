@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.pruning.methods import METHODS, RANDOM
+from greedy_gnorm.pruning.methods import METHODS, RANDOMS
 from greedy_gnorm.pruning.prepare import resolve_method
 from greedy_gnorm.scores import SCORES
 from greedy_gnorm.settings import Settings
@@ -34,7 +34,7 @@ def parts_for(methods: Sequence[str], runs: int, trajectories: int) -> list[Part
     """The walks of every method, run by run; random removal has a number of runs of its own."""
     if runs < 1 or trajectories < 1:
         raise GnormError("A comparison needs at least 1 run and 1 random trajectory.")
-    counts = {name: trajectories if name == RANDOM else runs for name in methods}
+    counts = {name: trajectories if name in RANDOMS else runs for name in methods}
     return [Part(name, run) for run in range(max(counts.values())) for name in methods if run < counts[name]]
 
 

@@ -22,6 +22,7 @@ class Batch:
     labels: Tensor | None
     rows: tuple[int, ...]
     reference: Tensor | None = None  # outputs of the unpruned model, for objectives that compare with them
+    predicted: Tensor | None = None  # labels that the unpruned model predicts, to measure agreement with it
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -35,17 +36,24 @@ class Batch:
         """The same batch on another device."""
         labels = None if self.labels is None else self.labels.to(device)
         reference = None if self.reference is None else self.reference.to(device)
-        return Batch({name: tensor.to(device) for name, tensor in self.inputs.items()}, labels, self.rows, reference)
+        predicted = None if self.predicted is None else self.predicted.to(device)
+        inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
+        return Batch(inputs, labels, self.rows, reference, predicted)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches that can be iterated many times, with a seed and a fingerprint of their rows."""
+    """Batches that can be iterated many times, with a seed and a fingerprint of their rows.
+
+    `judged_by` names the labels that quality is measured with: `labels`, those `predicted` by the unpruned model, or
+    both.
+    """
 
     items: tuple[Batch, ...]
     fingerprint: str
     seed: int = 0
     truncated: int = 0
+    judged_by: tuple[str, ...] = ("labels",)
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self.items)

@@ -85,25 +85,26 @@ def both_rows(
     task: LabelTask, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool, draws: int = 1
 ) -> tuple[list[Row], list[Row]]:
     """The rows to draw scoring samples from, enough for this many draws, and the evaluation rows."""
-    splits = read_splits(data)
+    splits, needed = read_splits(data), settings.labels == "data"
     if eval_data is not None:
         eval_splits = read_splits(eval_data)
         scoring_split = _first(splits, "validation", "train", WHOLE, "test")
         evaluation_split = _first(eval_splits, "test", "validation", WHOLE, "train")
-        wanted = [(splits, scoring_split, needs_labels), (eval_splits, evaluation_split, True)]
+        wanted = [(splits, scoring_split, needs_labels), (eval_splits, evaluation_split, needed)]
         scoring, evaluation = read_rows(wanted, task, settings)
-    elif len(splits := labelled_splits(splits, settings)) == 1:
+    elif len(splits := labelled_splits(splits, settings) if needed else splits) == 1:
         scoring_split = evaluation_split = next(iter(splits))
-        (rows,) = read_rows([(splits, scoring_split, True)], task, settings)
+        (rows,) = read_rows([(splits, scoring_split, needed)], task, settings)
         scoring, evaluation = split_rows(rows, settings.samples and draws * settings.samples, settings.seed)
     else:
         evaluation_split = _first(splits, "test", "validation", "train")
         others = {name: table for name, table in splits.items() if name != evaluation_split}
         scoring_split = _first(others, "validation", "train")
-        wanted = [(splits, scoring_split, needs_labels), (splits, evaluation_split, True)]
+        wanted = [(splits, scoring_split, needs_labels), (splits, evaluation_split, needed)]
         scoring, evaluation = read_rows(wanted, task, settings)
     evaluation = sampled(evaluation, settings.eval_samples, settings.seed)
-    task.check_labels([row.label for row in evaluation])
+    if needed:
+        task.check_labels([row.label for row in evaluation])
     count = len(scoring) if settings.samples is None else min(len(scoring), settings.samples)
     log.info("scoring: %d rows of %s", count, scoring_split)
     log.info("evaluation: %d rows of %s", len(evaluation), evaluation_split)

@@ -12,7 +12,7 @@ from torch import nn
 
 from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.encoding import encode
-from greedy_gnorm.data.loading import LabelTask, is_ready, labelled_splits, read_rows
+from greedy_gnorm.data.loading import LabelTask, both_rows, is_ready, labelled_splits, read_rows
 from greedy_gnorm.data.rows import Row
 from greedy_gnorm.data.sources import WHOLE, Splits, read_splits
 from greedy_gnorm.data.splits import sampled, split_rows
@@ -57,6 +57,16 @@ def calibration_batches(pool: Sequence[Row], model: nn.Module, tokenizer: Any, s
     count = min(int(np.searchsorted(ends, settings.calibration_tokens)) + 1, len(rows))
     log.info("calibration: %d rows, %d tokens", count, ends[count - 1])
     return encode(rows[:count], model, tokenizer, settings, CALIBRATION)
+
+
+def calibration_pool(task: LabelTask, data: Any, eval_data: Any, settings: Settings) -> list[Row]:
+    """Rows to calibrate a pruning on: the training split if there is one, else those that scoring draws from."""
+    splits = read_splits(data)
+    if "train" in splits and (eval_data is not None or len(splits) > 1):
+        (rows,) = read_rows([(splits, "train", False)], task, settings)
+        return rows
+    rows, _ = both_rows(task, data, eval_data, settings, needs_labels=False)
+    return rows
 
 
 def divided_rows(

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from greedy_gnorm.data.batches import Batches
-from greedy_gnorm.data.loading import both_batches, evaluation_batches
+from greedy_gnorm.data.loading import evaluation_batches
+from greedy_gnorm.data.sets import EVALUATION, TEST
 from greedy_gnorm.deployment.speed import timed
 from greedy_gnorm.errors import DataError, GnormError, RunFolderError
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
@@ -25,7 +26,9 @@ from greedy_gnorm.model.sizes import parameter_count
 from greedy_gnorm.model.surgery import fill_empty_sites
 from greedy_gnorm.passes.evaluation import evaluate
 from greedy_gnorm.passes.speed import Inputs, Runner, possible, random_inputs, torch_runner
+from greedy_gnorm.pruning.prepare import load_sets
 from greedy_gnorm.records.files import replace_folder, write_json, writing_to
+from greedy_gnorm.records.header import sources_of
 from greedy_gnorm.records.journal import RUN_FILE, Journal
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.task import Task, task_of
@@ -227,15 +230,14 @@ def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: st
         return evaluation_batches(model, tokenizer, task, data, settings.model_copy(update={"eval_samples": None}))
     if journal is None:
         raise DataError("Quality in 8 bits needs labelled rows: give them with --data.")
-    described = journal.header["data"]
-    sources = [described[side]["source"] for side in ("scoring", "evaluation")]
-    _, rows = both_batches(
-        model, tokenizer, task, sources[0], None if sources[0] == sources[1] else sources[1], settings,
-        needs_labels=False,
-    )  # fmt: skip
-    if rows.fingerprint != described["evaluation"]["fingerprint"]:
-        raise DataError(f"{sources[1]} has changed since the run was evaluated on it: give rows with --data.")
-    return rows
+    described, sources = journal.header["data"], sources_of(journal.header)
+    sets = load_sets(model, tokenizer, *sources, settings)
+    use = TEST if TEST in sets else EVALUATION
+    if sets[use].fingerprint != described[use]["fingerprint"]:
+        raise DataError(
+            f"{described[use]['source']} has changed since the run was evaluated on it: give rows with --data."
+        )
+    return sets[use]
 
 
 @contextmanager

@@ -71,6 +71,10 @@ class Calibration:
                 f"It is not known where {family} models add the output of {unknown} to its residual."
             )
 
+    def clear(self) -> None:
+        """Delete the stored activations; they are computed again when needed."""
+        self._spill = Spill()
+
     def target(self, site: Site, number: int) -> Tensor:
         """The unpruned model's sums at this site for a batch, (N, d); all sites are computed when first needed."""
         name = f"target-{site.index}-{number}"

@@ -1,37 +1,110 @@
-"""Measuring the quality of a model."""
+"""Measuring the quality of a model, with the labels of the rows and with those that the unpruned model predicts."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import replace
+from typing import Any
 
-from greedy_gnorm.data.batches import Batches
+import torch
+from torch import Tensor, nn
+
+from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import DataError, NonFiniteScore
 from greedy_gnorm.model.modes import evaluating, without_gradients
 from greedy_gnorm.model.sites import Sites
 from greedy_gnorm.passes.layers import outputs
 from greedy_gnorm.passes.processes import gather_rows
-from greedy_gnorm.tasks.task import task_of
+from greedy_gnorm.tasks.intervals import difference_interval, quality_interval
+from greedy_gnorm.tasks.task import Task, task_of
+from greedy_gnorm.units import Matrix
+
+AGREEMENT = "agreement"
+"""The quality where labels are the unpruned model's predictions: the task's leading measure with these labels."""
+LABELS, PREDICTED = "labels", "predicted"
 
 
 def evaluate(sites: Sites, batches: Batches) -> dict[str, float]:
     """The task's measures on these rows and those of the other processes."""
-    statistics = row_statistics(sites, batches)
-    if not torch.isfinite(statistics).all():
-        raise NonFiniteScore("The model's outputs on evaluation rows are NaN or infinite. Check its weights for NaN.")
-    return dict(task_of(sites.model).measures(statistics.numpy()))
+    return measures(task_of(sites.model), batches, row_statistics(sites, batches).numpy())
+
+
+def measures(task: Task, batches: Batches, statistics: Matrix) -> dict[str, float]:
+    """The measures by the labels of the rows, and the agreement with the unpruned model where that is measured."""
+    found: dict[str, float] = {}
+    for source, table in _by_source(batches, statistics).items():
+        if source == PREDICTED:
+            found[AGREEMENT] = task.measures(table)[task.quality]
+        else:
+            found |= task.measures(table)
+    return found
+
+
+def _by_source(batches: Batches, statistics: Matrix) -> dict[str, Matrix]:
+    """The statistics with the labels of each source."""
+    width = statistics.shape[1] // len(batches.judged_by)
+    return {
+        source: statistics[:, place * width : (place + 1) * width] for place, source in enumerate(batches.judged_by)
+    }
+
+
+def tested(before: Sites, after: Sites, batches: Batches) -> dict[str, Any]:
+    """The quality of two models on the same rows, with 95 % intervals of the leading measure and of its change."""
+    task = task_of(before.model)
+    tables = [row_statistics(sites, batches).numpy() for sites in (before, after)]
+    qualities = [measures(task, batches, table) for table in tables]
+    intervals = {}
+    for source in batches.judged_by:
+        first, second = (_by_source(batches, table)[source] for table in tables)
+        name = AGREEMENT if source == PREDICTED else task.quality
+        intervals[name] = {
+            "before": list(quality_interval(task, first)),
+            "after": list(quality_interval(task, second)),
+            "change": list(difference_interval(task, first, second)),
+        }
+    return {
+        "rows": len(tables[0]),
+        "quality": {name: [quality[name] for quality in qualities] for name in qualities[0]},
+        "intervals": intervals,
+    }
 
 
 def row_statistics(sites: Sites, batches: Batches) -> Tensor:
-    """The task's statistics of every row in the order of the data, (N, S) float64; NaN if an output is not finite."""
+    """The task's statistics of every row in the order of the data, (N, S) float64, for each source of labels."""
     task = task_of(sites.model)
     found: list[Tensor] = []
     with evaluating(sites.model), without_gradients(sites.model):
         for batch in batches:
-            if batch.labels is None:
-                raise DataError("Measuring quality requires labels, but the evaluation rows have none.")
             exact = outputs(sites, batch).double()
-            statistics = task.row_statistics(exact, batch.labels.to(exact.device)).cpu()
+            tables = [
+                task.row_statistics(exact, _labels(batch, source).to(exact.device)) for source in batches.judged_by
+            ]
             finite = torch.isfinite(exact.cpu()).flatten(1).all(1)
-            found.append(statistics.masked_fill(~finite[:, None], torch.nan))
-    return gather_rows(found, [batch.rows for batch in batches])
+            found.append(torch.cat(tables, dim=1).cpu().masked_fill(~finite[:, None], torch.nan))
+    statistics = gather_rows(found, [batch.rows for batch in batches])
+    if not torch.isfinite(statistics).all():
+        raise NonFiniteScore("The model's outputs on evaluation rows are NaN or infinite. Check its weights for NaN.")
+    return statistics
+
+
+def _labels(batch: Batch, source: str) -> Tensor:
+    labels: Tensor | None = getattr(batch, source)
+    if labels is None:
+        raise DataError("Measuring quality requires labels, but the evaluation rows have none.")
+    return labels
+
+
+def with_drawn_labels(model: nn.Module, batches: Batches) -> Batches:
+    """The same rows with labels drawn from this model's predictions, with the seed of the batches."""
+    task, chance = task_of(model), torch.Generator().manual_seed(batches.seed)
+    with evaluating(model), torch.no_grad():
+        items = [replace(batch, labels=task.drawn_labels(task.outputs(model, batch), chance)) for batch in batches]
+    return replace(batches, items=tuple(items))
+
+
+def with_predictions(model: nn.Module, batches: Batches) -> Batches:
+    """The same rows, on which agreement with this model is measured too, or instead where they have no labels."""
+    task = task_of(model)
+    with evaluating(model), torch.no_grad():
+        items = [replace(batch, predicted=task.predicted_labels(task.outputs(model, batch))) for batch in batches]
+    labelled = all(batch.labels is not None for batch in items)
+    return replace(batches, items=tuple(items), judged_by=(PREDICTED, LABELS) if labelled else (PREDICTED,))

@@ -104,6 +104,17 @@ def schedule_through(shares: Sequence[float], rounds: int) -> tuple[float, ...]:
     return tuple(sorted([*even, *marks]))
 
 
+COMPARED = (0.75, 0.6, 0.5, 0.4, 0.33, 0.25)
+"""The shares of the multiplications at which methods are compared."""
+
+
+def comparison_budget(start: Cost, rounds: int) -> Budget:
+    """The budget of a walk that passes through the shares that are compared, and ends at the last one."""
+    limit = COMPARED[-1] * part_of(start, "multiplications")
+    target = Target(f"{COMPARED[-1]:.0%} of the multiplications", "multiplications", limit)
+    return Budget((target,), start, schedule_through(COMPARED, rounds))
+
+
 def _targets(given: Settings, start: Cost) -> Iterator[Target]:
     if given.macs is not None:
         yield Target(f"--macs {given.macs:g}", "multiplications", given.macs * part_of(start, "multiplications"))

@@ -65,7 +65,13 @@ class Times:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for run.json."""
-        return {"whole": self.whole, **{kind: [list(point) for point in line] for kind, line in self.by_kind.items()}}
+        return {"whole": self.whole, "by_kind": {kind: [*map(list, line)] for kind, line in self.by_kind.items()}}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Times:
+        """Read what `to_json` wrote."""
+        lines = {kind: [(share, time) for share, time in line] for kind, line in content["by_kind"].items()}
+        return cls(content["whole"], lines)
 
 
 class Costs:
@@ -144,7 +150,7 @@ def _model_multiplications(sites: Sites, shape: Shape) -> int:
     return round(own + rest)
 
 
-def measure_times(sites: Sites, shape: Shape, *, seconds: float = 6.0) -> Times:
+def measured_times(sites: Sites, shape: Shape, *, seconds: float = 6.0) -> Times:
     """Time models with fewer units of each kind, all sites alike, in turn with the unpruned one.
 
     With several processes, the first one measures for all.
@@ -165,11 +171,9 @@ def measure_times(sites: Sites, shape: Shape, *, seconds: float = 6.0) -> Times:
         for (kind, share), time in zip(points, rest, strict=True):
             # Fewer units never take longer; where they seem to, it is noise
             lines[kind].append([share, min(time, lines[kind][-1][1])])
-        return {"whole": whole, "lines": lines}
+        return {"whole": whole, "by_kind": {kind: sorted(line) for kind, line in lines.items()}}
 
-    found = broadcast(measure)
-    lines = {kind: sorted((share, time) for share, time in line) for kind, line in found["lines"].items()}
-    return Times(found["whole"], lines)
+    return Times.from_json(broadcast(measure))
 
 
 def _narrowed(sites: Sites, kind: str, share: float) -> Any:

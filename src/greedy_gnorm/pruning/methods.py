@@ -1,4 +1,4 @@
-"""Methods: a score, how often it is recomputed, which end goes first, how many units per step, what recovers quality."""
+"""Methods: a score, how often it is recomputed, which end goes first, how many units per step, how to recover."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from greedy_gnorm.scores import SCORES
 from greedy_gnorm.settings import Settings
 
 GREEDY, RANDOM, JOINT, JOINT_RANDOM = "greedy-gnorm", "random", "joint-refit", "joint-random"
+RANDOMS = (RANDOM, JOINT_RANDOM)
+"""The methods of which a comparison shows many trajectories."""
 EVERY_STEP = 1
 NEVER = 0
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from greedy_gnorm.data.batches import Batches
-from greedy_gnorm.data.loading import both_batches
+from greedy_gnorm.data.loading import both_batches, is_ready
 from greedy_gnorm.data.sets import (
     CALIBRATION,
     EVALUATION,
@@ -31,10 +31,10 @@ from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
 from greedy_gnorm.model.sites import UNIT_PLURALS, Sites, find_sites
 from greedy_gnorm.passes.calibration import Calibration
-from greedy_gnorm.passes.evaluation import AGREEMENT, with_own_labels
+from greedy_gnorm.passes.evaluation import AGREEMENT, with_drawn_labels, with_predictions
 from greedy_gnorm.passes.processes import shard
 from greedy_gnorm.pruning.budget import Budget, parse_budget
-from greedy_gnorm.pruning.costs import Costs, measure_times, shape_for
+from greedy_gnorm.pruning.costs import Costs, Times, measured_times, shape_for
 from greedy_gnorm.pruning.loop import Plan, Protection
 from greedy_gnorm.pruning.methods import METHODS, NEVER, Method
 from greedy_gnorm.pruning.rules import COUNTING, Rules, Situation, check_names, compression_rules, parse_rules
@@ -65,19 +65,25 @@ class Prepared:
     test: Batches | None = None
 
 
-def prepare_run(model: Any, tokenizer: Any, data: Any, eval_data: Any, settings: Settings) -> Prepared:
-    """Load and check the inputs of a run, and plan it."""
+def prepare_run(
+    model: Any, tokenizer: Any, data: Any, eval_data: Any, settings: Settings, times: Times | None = None
+) -> Prepared:
+    """Load and check the inputs of a run, and plan it; `times` are those that a run to be resumed has measured."""
     method, score, objective = resolve_method(settings)
     given_model = model
     model, tokenizer = load_inputs(model, tokenizer, settings, units_for(settings))
     sets = load_sets(model, tokenizer, data, eval_data, settings)
     sites = find_sites(working_copy(model, given_model, settings), units_for(settings)).use(savings_for(settings))
     device = device_for(settings)
-    sets = {use: with_own_labels(batches.to(device), use, sites.model, settings) for use, batches in sets.items()}
-    sets[SCORING] = sets[SCORING].sharing(sets[EVALUATION])
+    sets = {use: batches.to(device) for use, batches in sets.items()}
+    if settings.labels == "own":
+        sets[SCORING] = with_drawn_labels(sites.model, sets[SCORING])
+        sets |= {use: with_predictions(sites.model, sets[use]) for use in (EVALUATION, TEST) if use in sets}
+    else:
+        sets[SCORING] = sets[SCORING].sharing(sets[EVALUATION])
     own = shard(sets[SCORING])
     measure = quality_measure(sites.model, settings)
-    protection, costs = protection_for(settings, sites), costs_for(settings, sites, model, sets)
+    protection, costs = protection_for(settings, sites), costs_for(settings, sites, model, sets, times)
     situation = situation_of(sites, protection, costs, measure)
     budget = rules = None
     if method.in_rounds:
@@ -95,11 +101,11 @@ def prepare_run(model: Any, tokenizer: Any, data: Any, eval_data: Any, settings:
         budget,
         recovery_for(method, sites.model, sets),
     )
-    rows = {use: (data if use in (SCORING, CALIBRATION) or eval_data is None else eval_data, sets[use]) for use in sets}
-    if eval_data is not None and TEST in sets:
-        rows[EVALUATION] = data, sets[EVALUATION]
+    last = TEST if TEST in sets else EVALUATION  # the rows that eval_data gives
+    rows = {use: (eval_data if use == last and eval_data is not None else data, sets[use]) for use in sets}
     test = shard(sets[TEST]) if TEST in sets else None
-    return Prepared(model, tokenizer, sites, plan, rows, plan.rules.limit or situation.removable, test)
+    limit = plan.rules.limit or situation.removable
+    return Prepared(model, tokenizer, sites, plan, rows, limit if budget is None else len(budget.schedule), test)
 
 
 def load_sets(model: Any, tokenizer: Any, data: Any, eval_data: Any, settings: Settings) -> dict[str, Batches]:
@@ -111,7 +117,9 @@ def load_sets(model: Any, tokenizer: Any, data: Any, eval_data: Any, settings: S
     needs_labels = score.asks_for_labels(objective) and settings.labels == "data"
     scoring, evaluation = both_batches(model, tokenizer, task, data, eval_data, settings, needs_labels=needs_labels)
     sets = {SCORING: scoring, EVALUATION: evaluation}
-    if method.recover != "none":
+    if method.recover != "none" and is_ready(data):
+        sets[CALIBRATION] = scoring
+    elif method.recover != "none":
         pool = calibration_pool(task, data, eval_data, settings)
         sets[CALIBRATION] = calibration_batches(pool, model, tokenizer, settings)
     return sets
@@ -137,15 +145,18 @@ def quality_measure(model: Any, settings: Settings) -> Measure:
     return measure if settings.labels == "data" else Measure(AGREEMENT, measure.higher_is_better, measure.largest)
 
 
-def costs_for(settings: Settings, sites: Sites, model: Any, sets: Mapping[str, Batches]) -> Costs:
+def costs_for(
+    settings: Settings, sites: Sites, model: Any, sets: Mapping[str, Batches], times: Times | None = None
+) -> Costs:
     """What is counted: parameters, and where a target asks for them, multiplications and measured times."""
     size = next(model.parameters()).element_size()
     rules = {part.strip().partition("=")[0] for text in settings.stop for part in text.split(",")}
     if not (METHODS[settings.method].in_rounds or rules & set(COUNTING)):
         return Costs(sites, size)
     shape = shape_for(settings.shape, sets[EVALUATION])
-    timed = settings.speedup is not None or settings.latency is not None
-    return Costs(sites, size, shape, measure_times(sites, shape) if timed else None)
+    if times is None and (settings.speedup is not None or settings.latency is not None):
+        times = measured_times(sites, shape)
+    return Costs(sites, size, shape, times)
 
 
 def recovery_for(method: Method, model: Any, sets: Mapping[str, Batches]) -> Recovery | None:
@@ -187,7 +198,9 @@ def load_inputs(model: Any, tokenizer: Any, given: Settings, units: str = "heads
         tokenizer = load_tokenizer(tokenizer, trust_remote_code=given.trust_remote_code)
     sites = find_sites(model, units)
     if units == "both" and not any(site.kind == FFN for site in sites):
-        raise UnsupportedModel(f"It is not known where {model.config.model_type} models keep their neurons: use --units heads.")
+        raise UnsupportedModel(
+            f"It is not known where {model.config.model_type} models keep their neurons: use --units heads."
+        )
     if not sites.survivors():
         raise GnormError(f"The model has no {UNIT_PLURALS[units]} left.")
     return model, tokenizer
@@ -282,6 +295,4 @@ def removable_units(sites: Sites, protection: Protection) -> list[Unit]:
 def situation_of(sites: Sites, protection: Protection, costs: Costs, measure: Measure) -> Situation:
     """What is known about a run before it starts."""
     removable = removable_units(sites, protection)
-    return Situation(
-        len(sites.survivors()), len(removable), costs.of(sites), costs.without(sites, removable), measure
-    )
+    return Situation(len(sites.survivors()), len(removable), costs.of(sites), costs.without(sites, removable), measure)

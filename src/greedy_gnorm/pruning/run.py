@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,15 @@ from greedy_gnorm.model.checkpoint import weights_fingerprint
 from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.sizes import Counts, module_counts
 from greedy_gnorm.model.surgery import remove
+from greedy_gnorm.passes.evaluation import AGREEMENT
+from greedy_gnorm.pruning.choices import Choice
 from greedy_gnorm.pruning.loop import Plan, prune_steps
+from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.tasks.task import TASKS
-from greedy_gnorm.units import Latency, Measure, SiteInfo, Step, Unit, by_site, removed_by
+from greedy_gnorm.units import KINDS, UNIT_WORDS, Latency, Measure, SiteInfo, Step, Unit, by_site, removed_by
 
 OnStep = Callable[[Step, int, int], None]
-"""Called with each new step, the number of units removed so far and the most that can be removed."""
+"""Called with each new step, the progress so far and its end: units removed, or rounds where a budget is reached."""
 
 
 def walk(
@@ -31,28 +35,44 @@ def walk(
 ) -> list[Step]:
     """Repeat the removals of an earlier run, then perform and record new steps; returns all steps."""
     steps = list(history)
-    remove(sites, removed_by(steps))
+    gone = removed_by(steps)
+    remove(sites, gone)
+    if gone and plan.recovery is not None:
+        plan.recovery(sites)
     for step in prune_steps(sites, plan, steps):
         steps.append(step)
         if record is not None:
             record(step)
         if on_step is not None:
-            on_step(step, len(removed_by(steps)), limit)
+            on_step(step, len(removed_by(steps)) if plan.budget is None else step.step, limit)
     return steps
 
 
-def at_step(model: Any, steps: Sequence[Step], step: int) -> Any:
-    """A copy of the unpruned model without the units that the steps up to this one removed."""
+def at_step(
+    model: Any, steps: Sequence[Step], step: int, units: str = "heads", recovery: Recovery | None = None
+) -> Any:
+    """A copy of the unpruned model without the units that the steps up to this one removed, fitted if they were.
+
+    The output maps are fitted in the precision of the run, and stored in that of the model.
+    """
     if not 0 <= step < len(steps):
         raise GnormError(f"There is no step {step}: the run has steps 0 to {len(steps) - 1}.")
-    pruned = copy.deepcopy(model)
-    remove(find_sites(pruned), removed_by(steps[: step + 1]))
+    pruned, gone = copy.deepcopy(model), removed_by(steps[: step + 1])
+    remove(find_sites(pruned, units), gone)
+    if recovery is not None and gone:
+        stored, worked = next(model.parameters()), next(recovery.calibration.original.model.parameters())
+        pruned = pruned.to(worked.device, worked.dtype)
+        recovery(find_sites(pruned))
+        pruned = pruned.to(stored.device, stored.dtype)
     return pruned.eval()
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: all steps, the chosen one, and the model pruned to it."""
+    """A finished run: all steps, the chosen one, and the model pruned to it.
+
+    `test` is the quality on rows that no decision was made on, `choices` the steps that a user may prefer.
+    """
 
     steps: list[Step]
     solution: Step
@@ -61,12 +81,15 @@ class Run:
     header: dict[str, Any]
     unpruned: Any
     latencies: Sequence[Latency] = ()
+    recovery: Recovery | None = None
+    test: Mapping[str, Any] | None = None
+    choices: Sequence[Choice] = ()
 
     def at(self, step: int) -> Any:
         """A copy of the model as it was after a step."""
         if weights_fingerprint(self.unpruned) != self.header["model"]["weights"]:
             raise GnormError("The unpruned model has changed since this run, so its steps can't be rebuilt.")
-        return at_step(self.unpruned, self.steps, step)
+        return at_step(self.unpruned, self.steps, step, units_of(self.header), self.recovery)
 
     @property
     def removed(self) -> list[Unit]:
@@ -94,27 +117,62 @@ class Run:
         return {
             "solution": chosen.step,
             "reason": self.reason,
-            "heads": {"total": units_at_start(self.header), "removed": len(self.removed)},
+            **unit_counts(self.header, self.removed),
             "removed": {str(site): units for site, units in by_site(self.removed).items()},
             "quality": {name: [first.quality[name], chosen.quality[name]] for name in first.quality},
             "parameters": [first.parameters, chosen.parameters],
             "bytes": [first.bytes, chosen.bytes],
+            **self._further(),
             "latency": [latency.to_json() for latency in self.latencies],
             "steps": len(self.steps) - 1,
             "seconds": sum(sum(step.seconds.values()) for step in self.steps),
         }
 
+    def _further(self) -> dict[str, Any]:
+        """What only some runs have: multiplications, expected times, the final test, choices."""
+        costs = self.steps[0].cost, self.solution.cost
+        found: dict[str, Any] = {}
+        for name in ("multiplications", "milliseconds"):
+            if getattr(costs[0], name) is not None:
+                found[name] = [getattr(cost, name) for cost in costs]
+        if self.test is not None:
+            found["test"] = dict(self.test)
+        if self.choices:
+            found["choices"] = [choice.to_json() for choice in self.choices]
+        return found
+
 
 def measure_of(header: Mapping[str, Any]) -> Measure:
     """The measure that a record follows; its largest value is the task's."""
     name = str(header["quality"])
-    largest = next((TASKS[task].largest_quality for task in TASKS if TASKS[task].quality == name), None)
+    largest = next((TASKS[task].largest_quality for task in TASKS if name in (TASKS[task].quality, AGREEMENT)), None)
     return Measure(name, bool(header.get("higher_is_better", True)), largest)
 
 
 def sites_of(header: Mapping[str, Any]) -> list[SiteInfo]:
     """The sites of the model that a record is about."""
     return [SiteInfo.from_json(site) for site in header["model"]["sites"]]
+
+
+def units_of(header: Mapping[str, Any]) -> str:
+    """What a run removes units from: `heads`, `ffn` or `both`."""
+    kinds = tuple(kind for kind in UNIT_WORDS if any(site.kind == kind for site in sites_of(header)))
+    return next(units for units, each in KINDS.items() if each == kinds)
+
+
+def unit_counts(header: Mapping[str, Any], removed: Sequence[Unit]) -> dict[str, dict[str, Any]]:
+    """`heads` and `neurons`: how many there were and how many were removed, in all and left by layer."""
+    sites, before = sites_of(header), Counter(Unit(*unit).site for unit in header["model"]["removed"])
+    gone = Counter(unit.site for unit in removed)
+    counts = {}
+    for kind in dict.fromkeys(site.kind for site in sites):
+        own = [(index, site.units - before[index]) for index, site in enumerate(sites) if site.kind == kind]
+        counts[f"{UNIT_WORDS[kind]}s"] = {
+            "total": sum(total for _, total in own),
+            "removed": sum(gone[index] for index, _ in own),
+            **({"left": [total - gone[index] for index, total in own]} if units_of(header) != "heads" else {}),
+        }
+    return counts
 
 
 def units_at_start(header: Mapping[str, Any]) -> int:

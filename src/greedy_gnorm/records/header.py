@@ -14,26 +14,27 @@ import torch
 from torch import nn
 
 from greedy_gnorm.data.batches import Batches
+from greedy_gnorm.data.sets import EVALUATION, SCORING, TEST
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import configuration_fingerprint, weights_fingerprint
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.sizes import parameter_count
 from greedy_gnorm.passes.processes import gather, world_size
+from greedy_gnorm.pruning.costs import Costs
 from greedy_gnorm.pruning.methods import METHODS
-from greedy_gnorm.pruning.prepare import objective_for
+from greedy_gnorm.pruning.prepare import objective_for, quality_measure, units_for
 from greedy_gnorm.records.journal import differences, identity
 from greedy_gnorm.records.schema import SCHEMA
 from greedy_gnorm.scores import score_with
 from greedy_gnorm.settings import Settings
-from greedy_gnorm.tasks.task import task_of
 
 
 def run_header(
-    model: nn.Module, source: Any, rows: Mapping[str, tuple[Any, Batches]], given: Settings
+    model: nn.Module, source: Any, rows: Mapping[str, tuple[Any, Batches]], given: Settings, costs: Costs | None = None
 ) -> dict[str, Any]:
     """run.json before the first step; `source` is the model as the caller gave it, `rows` is that of `Prepared`."""
     config: Any = model.config
-    sites, measure = find_sites(model), task_of(model).measure
+    sites, measure = find_sites(model, units_for(given)), quality_measure(model, given)
     return {
         "schema": SCHEMA,
         "model": {
@@ -50,6 +51,8 @@ def run_header(
         **asked_for(rows, given),
         "quality": measure.name,
         "higher_is_better": measure.higher_is_better,
+        **({"shape": costs.shape._asdict()} if costs is not None and costs.shape is not None else {}),
+        **({"times": costs.times.to_json()} if costs is not None and costs.times is not None else {}),
         "versions": versions(),
         "processes": world_size(),
         "threads": torch.get_num_threads(),
@@ -81,6 +84,13 @@ def describe_rows(source: Any, batches: Batches) -> dict[str, Any]:
         "truncated": batches.truncated,
         "fingerprint": batches.fingerprint,
     }
+
+
+def sources_of(header: Mapping[str, Any]) -> tuple[str, str | None]:
+    """The data of a recorded run, and the evaluation data where that was given too."""
+    data = header["data"]
+    scoring, last = (data[use]["source"] for use in (SCORING, TEST if TEST in data else EVALUATION))
+    return scoring, None if last == scoring else last
 
 
 def versions() -> dict[str, str]:

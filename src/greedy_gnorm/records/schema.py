@@ -13,7 +13,7 @@ from greedy_gnorm.records import compact
 from greedy_gnorm.settings import SETTINGS, Settings
 from greedy_gnorm.units import ATTENTION, UNIT_WORDS, Step, Unit
 
-MOST_UNITS = 100_000
+MOST_UNITS = 1_000_000
 """More than any model has; it limits what reading a damaged file can allocate."""
 
 
@@ -226,12 +226,14 @@ def line_fault(line: Any) -> str | None:
 
 
 def _units_fault(removed: Any, sites: Sequence[Mapping[str, Any]], gone: set[Unit]) -> str | None:
-    for place, unit in enumerate(removed):
+    seen = set(gone)
+    for unit in removed:
         exists = len(unit) == 2 and unit[0] < len(sites) and unit[1] < sites[unit[0]]["units"]
         if not exists:
             return f"the model has no head {list(unit)}"
-        if Unit(*unit) in gone or unit in removed[:place]:
+        if Unit(*unit) in seen:
             return f"head {Unit(*unit)} was removed before"
+        seen.add(Unit(*unit))
     return None
 
 

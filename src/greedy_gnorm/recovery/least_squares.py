@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from greedy_gnorm.errors import NonFiniteScore
 from greedy_gnorm.model.modeling_pruned import kept_channels
 from greedy_gnorm.model.modes import evaluating
-from greedy_gnorm.model.sites import Site, Sites, find_sites
+from greedy_gnorm.model.sites import Site, Sites, find_sites, weight_of
 from greedy_gnorm.passes.calibration import Calibration
 from greedy_gnorm.passes.processes import gather_tensors, world_size
 
@@ -86,6 +86,10 @@ class NormalEquations:
         self.mean_target += apart[1] * (count / total)
         self.count = total
 
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return len(self.mean_input), len(self.mean_target)
+
     def gathered(self) -> NormalEquations:
         """The equations of all processes together."""
         if world_size() == 1:
@@ -96,9 +100,9 @@ class NormalEquations:
                 *(part.flatten().cpu() for part in (self.mean_input, self.mean_target, self.squares, self.products)),
             ]
         )
-        whole = NormalEquations(*self.products.shape, self.squares.device)
+        whole = NormalEquations(*self._shape, self.squares.device)
         for share in gather_tensors(own):
-            part = NormalEquations(*self.products.shape, self.squares.device)
+            part = NormalEquations(*self._shape, self.squares.device)
             part.count = int(share[0])
             rest = share[1:].to(self.squares.device)
             for target in (part.mean_input, part.mean_target, part.squares, part.products):
@@ -181,7 +185,7 @@ class Recovery:
                 if lowest is None or (everything.layers and site.index < lowest):
                     continue  # nothing was removed in this site or below it
                 weight, bias = _original_output(originals[site.index], site)
-                equations = NormalEquations(*weight.shape, weight.device)
+                equations = NormalEquations(weight.shape[0], weight.shape[1], weight.device)
                 for sample, target in samples:
                     equations.add(sample.inputs, target - sample.residuals)
                 _set_output(site, *self.solver(equations.gathered(), weight.double(), _double(bias), site))
@@ -196,20 +200,24 @@ def _double(tensor: Tensor | None) -> Tensor | None:
 def _original_output(original: Site, site: Site) -> Fit:
     """The unpruned model's output map for the units that are left: (D, d) and (d,)."""
     linear: nn.Module = original.output
-    places = [original.survivors.index(unit) for unit in site.survivors]
+    places_of = {unit: place for place, unit in enumerate(original.survivors)}
+    places = [places_of[unit] for unit in site.survivors]
     channels = kept_channels(original.layout["output"], original.layout, len(original.survivors), places)
-    weight: Tensor = linear.weight if isinstance(linear, Conv1D) else linear.weight.mT  # type: ignore[assignment,operator,union-attr]
-    bias: Tensor | None = linear.bias  # type: ignore[assignment]
+    stored, bias = weight_of(linear), linear.bias
+    weight = stored if isinstance(linear, Conv1D) else stored.mT
+    assert bias is None or isinstance(bias, Tensor)
     return weight.detach()[torch.tensor(channels, dtype=torch.long)], None if bias is None else bias.detach()
 
 
-@torch.no_grad()
 def _set_output(site: Site, weight: Tensor, bias: Tensor | None) -> None:
+    """Give the output map new parameters; the old ones may be shared with the unpruned model."""
     linear: nn.Module = site.output
-    own: Tensor = linear.weight  # type: ignore[assignment]
-    own.copy_(weight if isinstance(linear, Conv1D) else weight.mT)
-    if bias is not None:
-        linear.bias.copy_(bias)  # type: ignore[operator,union-attr]
+    values = {"weight": weight if isinstance(linear, Conv1D) else weight.mT, "bias": bias}
+    for name, value in values.items():
+        own: Tensor | None = getattr(linear, name)
+        if own is not None and value is not None:
+            new = nn.Parameter(value.to(own.device, own.dtype).contiguous(), requires_grad=own.requires_grad)
+            setattr(linear, name, new)
 
 
 SOLVERS: dict[str, Solver] = {"least-squares": fit_weights, "gates": fit_gates}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from greedy_gnorm.model.sizes import MEGABYTE, Counts
+from greedy_gnorm.pruning.choices import Choice
 from greedy_gnorm.units import Latency, Measure, Step
 
 Quality = tuple[str, float, float]
@@ -130,3 +131,56 @@ def latency_cells(latency: Latency) -> list[str]:
     promised = "" if latency.promised is None else f"{latency.promised:.2f}"
     shape = f"{latency.batch} x {latency.tokens}"
     return [latency.runtime, shape, str(latency.threads), *times, f"{latency.speed_up:.2f}", promised]
+
+
+def test_table(test: Mapping[str, Any], measure: Measure) -> tuple[list[str], list[list[str]]]:
+    """Columns and cells of the quality on test rows, before and after, with 95 % intervals where they are known."""
+    cells = []
+    for name, (before, after) in test["quality"].items():
+        known = test["intervals"].get(name)
+        sides = [_with_interval(value, known and known[side]) for value, side in ((before, "before"), (after, "after"))]
+        cells.append([name, *sides, _with_interval(after - before, known and known["change"], "+.4f")])
+    return [f"{test['rows']:,} test rows (95 % interval)", "before", "after", "change"], cells
+
+
+def _with_interval(value: float, interval: Sequence[float] | None, form: str = ".4f") -> str:
+    return f"{value:{form}}" + (f" ({interval[0]:{form}} to {interval[1]:{form}})" if interval else "")
+
+
+def choices_table(choices: Sequence[Choice], first: Step, measure: Measure) -> tuple[list[str], list[list[str]]]:
+    """Columns and cells of the steps that a user may prefer, after the unpruned model."""
+    rows = [
+        [
+            "unpruned",
+            "0",
+            f"{measure.of(first):.4f}",
+            "",
+            f"{first.parameters:,}",
+            megabytes(first.bytes),
+            "100%",
+            "",
+            "",
+        ]
+    ]
+    for choice in choices:
+        work = (
+            f"{choice.multiplications / first.cost.multiplications:.1%}"
+            if first.cost.multiplications and choice.multiplications
+            else ""
+        )
+        speeds = [f"{value:.2f}" if value else "" for value in (choice.promised, choice.measured)]
+        change = f"{choice.quality - measure.of(first):+.4f}"
+        size = [f"{choice.parameters:,}", megabytes(choice.bytes), work]
+        rows.append([choice.name, str(choice.step), f"{choice.quality:.4f}", change, *size, *speeds])
+    columns = [
+        "choice",
+        "step",
+        measure.name,
+        "change",
+        "parameters",
+        "MB",
+        "multiplications",
+        "promised speed",
+        "measured",
+    ]
+    return columns, rows

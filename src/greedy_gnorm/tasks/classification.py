@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from sklearn import metrics
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.labels import map_by_name_or_number, map_sets
 from greedy_gnorm.tasks.task import Task, register_task
-from greedy_gnorm.units import Matrix
+from greedy_gnorm.units import Matrix, Vector
 
 
 class SequenceTask(Task):
@@ -58,6 +59,16 @@ class SingleLabel(SequenceTask):
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return functional.cross_entropy(outputs, labels, reduction="none")
 
+    def predicted_labels(self, outputs: Tensor) -> Tensor:
+        return outputs.argmax(-1)
+
+    def drawn_labels(self, outputs: Tensor, chance: torch.Generator) -> Tensor:
+        return torch.multinomial(outputs.double().softmax(-1).cpu(), 1, generator=chance)[:, 0].to(outputs.device)
+
+    def row_quality(self, statistics: Matrix) -> Vector | None:
+        right: Vector = (statistics[:, 0] == statistics[:, 1]).astype(np.float64)
+        return right
+
     def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Label, prediction, loss."""
         return torch.stack([labels.double(), outputs.argmax(-1).double(), self.row_losses(outputs, labels)], dim=1)
@@ -83,6 +94,12 @@ class MultiLabel(SequenceTask):
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return functional.binary_cross_entropy_with_logits(outputs, labels.to(outputs), reduction="none").mean(-1)
+
+    def predicted_labels(self, outputs: Tensor) -> Tensor:
+        return (outputs > 0).to(outputs.dtype)
+
+    def drawn_labels(self, outputs: Tensor, chance: torch.Generator) -> Tensor:
+        return torch.bernoulli(outputs.double().sigmoid().cpu(), generator=chance).to(outputs)
 
     def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The labels, the predictions, the loss."""
@@ -120,6 +137,14 @@ class Regression(SequenceTask):
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return functional.mse_loss(outputs, labels.to(outputs).view_as(outputs), reduction="none").mean(-1)
+
+    def predicted_labels(self, outputs: Tensor) -> Tensor:
+        return outputs.view(len(outputs))
+
+    def drawn_labels(self, outputs: Tensor, chance: torch.Generator) -> Tensor:
+        """The output plus noise of unit variance, as the squared error assumes."""
+        noise = torch.randn(len(outputs), generator=chance, dtype=torch.float64)
+        return self.predicted_labels(outputs) + noise.to(outputs)
 
     def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Label, prediction, loss."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from greedy_gnorm.data.batches import Batch
 from greedy_gnorm.data.columns import LabelColumn
@@ -14,7 +14,7 @@ from greedy_gnorm.data.rows import Label
 from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.registry import Registry
 from greedy_gnorm.settings import Settings
-from greedy_gnorm.units import Matrix, Measure
+from greedy_gnorm.units import Matrix, Measure, Vector
 
 
 class Task(ABC):
@@ -78,6 +78,18 @@ class Task(ABC):
     @abstractmethod
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each row, (B,)."""
+
+    @abstractmethod
+    def predicted_labels(self, outputs: Tensor) -> Tensor:
+        """The labels that these outputs predict, as the labels of the data are given."""
+
+    @abstractmethod
+    def drawn_labels(self, outputs: Tensor, chance: Generator) -> Tensor:
+        """Labels drawn at random from the distribution that these outputs describe."""
+
+    def row_quality(self, statistics: Matrix) -> Vector | None:
+        """The quality of each row, (N,), if the leading measure is the mean of such numbers."""
+        return None
 
     @abstractmethod
     def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
