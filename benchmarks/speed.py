@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sklearn.metrics  # noqa: F401 (the first evaluation would load it, within the time of a walk)
 import torch
 from matplotlib import pyplot
 from pages import DOCS, write

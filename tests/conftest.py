@@ -14,6 +14,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 torch.set_num_threads(1)  # two test processes with two threads each starve one another
 transformers.utils.logging.disable_progress_bar()
 

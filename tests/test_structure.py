@@ -77,12 +77,24 @@ def test_the_nouns_need_no_torch():
         assert "torch" not in set(imported_libraries(PACKAGE / f"{name}.py"))
 
 
+def test_libraries_that_few_calls_need_are_imported_by_those():
+    """Both take half a second or more; with them at the top of a module, `import greedy_gnorm.api` would pay."""
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            assert not {"scipy", "sklearn"} & set(libraries_of(node)), f"{path.relative_to(PACKAGE)}:{node.lineno}"
+
+
 def imported_libraries(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module.split(".")[0]
+        yield from libraries_of(node)
+
+
+def libraries_of(node):
+    """What a node imports itself, not what stands inside of it."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name.split(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield node.module.split(".")[0]
 
 
 def test_scores_never_cut_surgery_never_ranks_and_the_loop_touches_no_module():

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.model.sizes import MEGABYTE
@@ -187,6 +186,8 @@ def _by_method(comparison: Comparison, shown: Sequence[Column]) -> tuple[list[st
 
 def staleness(walk: Walk) -> list[tuple[int, float]]:
     """(units gone, Kendall's tau between the first scores and the scores then, over the units still there)."""
+    from scipy import stats  # takes half a second, and only this needs it
+
     scored = [(step, np.concatenate(list(step.scores.keys))) for step in walk if step.scores is not None]
     first = scored[0][1]
     points, gone = [], 0

@@ -1,4 +1,7 @@
-"""Sequence classification: one label per row, several labels per row, or a number."""
+"""Sequence classification: one label per row, several labels per row, or a number.
+
+scikit-learn takes a second to load, so it is imported where quality is measured.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn import metrics
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -74,6 +76,8 @@ class SingleLabel(SequenceTask):
         return torch.stack([labels.double(), outputs.argmax(-1).double(), self.row_losses(outputs, labels)], dim=1)
 
     def measures(self, statistics: Matrix) -> Mapping[str, float]:
+        from sklearn import metrics
+
         labels, predicted = statistics[:, 0].astype(int), statistics[:, 1].astype(int)
         return {
             "accuracy": float(metrics.accuracy_score(labels, predicted)),
@@ -106,6 +110,8 @@ class MultiLabel(SequenceTask):
         return torch.cat([labels.double(), (outputs > 0).double(), self.row_losses(outputs, labels)[:, None]], dim=1)
 
     def measures(self, statistics: Matrix) -> Mapping[str, float]:
+        from sklearn import metrics
+
         count = statistics.shape[1] // 2
         labels, predicted = statistics[:, :count].astype(int), statistics[:, count : 2 * count].astype(int)
         return {
@@ -152,6 +158,8 @@ class Regression(SequenceTask):
         return torch.cat([numbers, outputs.double(), self.row_losses(outputs, labels).double()[:, None]], dim=1)
 
     def measures(self, statistics: Matrix) -> Mapping[str, float]:
+        from sklearn import metrics
+
         labels, predicted = statistics[:, 0], statistics[:, 1]
         return {
             "r2": float(metrics.r2_score(labels, predicted)),
