@@ -112,13 +112,11 @@ class StepDisplay:
             self.first = self.first or step
             state = f"{_work_left(self.first, step)}  {state}"
         if not err.is_terminal:
-            sites = sites_of(self.header)
-            heads = ", ".join(unit_name(sites, head) for head in step.removed) or "none"
-            text = (
-                f"round {step.step}/{limit}"
-                if joint
-                else f"step {step.step}  heads {self.gone}/{limit}  removed {heads}"
-            )
+            text = f"round {step.step}/{limit}"
+            if not joint:
+                sites = sites_of(self.header)
+                heads = ", ".join(unit_name(sites, head) for head in step.removed) or "none"
+                text = f"step {step.step}  heads {self.gone}/{limit}  removed {heads}"
             err.print(f"{self.part} {text}  {state}".lstrip(), soft_wrap=True, highlight=False)
             return
         if self.task is None:

@@ -19,9 +19,13 @@ from torch import Tensor, nn
 
 from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import UnsupportedModel
-from greedy_gnorm.model.modes import evaluating
+from greedy_gnorm.model.modes import frozen
 from greedy_gnorm.model.sites import Site, Sites
-from greedy_gnorm.passes.layers import reads_first_token, replace_forward
+from greedy_gnorm.passes.layers import replace_forward
+from greedy_gnorm.tasks.task import task_of
+
+BY_GRADIENT = 0.5
+"""The part of a token's weight that follows how much the model's outputs depend on it."""
 
 
 class Sample(NamedTuple):
@@ -29,6 +33,13 @@ class Sample(NamedTuple):
 
     inputs: Tensor
     residuals: Tensor
+
+
+class Target(NamedTuple):
+    """What the unpruned model has at a site in one batch: the sums, (N, d), and the weight of each token, (N,)."""
+
+    sums: Tensor
+    weights: Tensor
 
 
 class _Stop(Exception):
@@ -75,21 +86,33 @@ class Calibration:
         """Delete the stored activations; they are computed again when needed."""
         self._spill = Spill()
 
-    def target(self, site: Site, number: int) -> Tensor:
-        """The unpruned model's sums at this site for a batch, (N, d); all sites are computed when first needed."""
-        name = f"target-{site.index}-{number}"
-        if name not in self._spill:
-            batch = self.batches.items[number]
-            sums: list[list[Tensor]] = [[] for _ in self.original]
-            with ExitStack() as stack, evaluating(self.original.model), torch.inference_mode():
-                for each in self.original:
-                    stack.enter_context(_before(_sum_of(each), sums[each.index].append))
-                self.original.model(**batch.inputs)
-            for each, found in zip(self.original, sums, strict=True):
-                self._spill[f"target-{each.index}-{number}"] = _rows(self.original, each, batch, found)
-        return self._spill[name]
+    def target(self, site: Site, number: int) -> Target:
+        """The unpruned model's sums at this site for a batch; all sites are computed when first needed."""
+        name = f"{site.index}-{number}"
+        if f"sums-{name}" not in self._spill:
+            self._run_original(number)
+        return Target(self._spill[f"sums-{name}"], self._spill[f"weights-{name}"])
 
-    def samples(self, sites: Sites) -> Iterator[tuple[Site, Iterator[tuple[Sample, Tensor]]]]:
+    def _run_original(self, number: int) -> None:
+        """Store the sums of all sites for a batch, and how much the outputs depend on each token there."""
+        batch, model = self.batches.items[number], self.original.model
+        sums: list[list[Tensor]] = [[] for _ in self.original]
+        with ExitStack() as stack:
+            stack.enter_context(frozen(model))
+            stack.enter_context(torch.enable_grad())
+            for each in self.original:
+                stack.enter_context(_before(_sum_of(each), _requiring_gradient(sums[each.index])))
+            outputs = task_of(model).outputs(model, batch)
+            values = outputs * _signs(outputs, batch, self.batches.seed)
+            tensors = [tensor for found in sums for tensor in found]
+            gradients = iter(torch.autograd.grad(values.sum(), tensors))
+        for each, found in zip(self.original, sums, strict=True):
+            name = f"{each.index}-{number}"
+            squares = [next(gradients).square().sum(-1) for _ in found]  # (B, T)
+            self._spill[f"sums-{name}"] = _rows(batch, [tensor.detach() for tensor in found])
+            self._spill[f"weights-{name}"] = _rows(batch, [_token_weights(batch, square) for square in squares])
+
+    def samples(self, sites: Sites) -> Iterator[tuple[Site, Iterator[tuple[Sample, Target]]]]:
         """Each site in running order, with its samples and targets; fit the site before asking for the next one."""
         return (_through_layers if sites.layers else _through_model)(sites, self)
 
@@ -108,11 +131,11 @@ def unknown_family(model: nn.Module) -> str:
     return str(config.model_type)
 
 
-def _through_model(sites: Sites, calibration: Calibration) -> Iterator[tuple[Site, Iterator[tuple[Sample, Tensor]]]]:
+def _through_model(sites: Sites, calibration: Calibration) -> Iterator[tuple[Site, Iterator[tuple[Sample, Target]]]]:
     """The whole model runs for each site: always right, and the only way where layers share their weights."""
     for site in sites:
 
-        def samples(site: Site = site) -> Iterator[tuple[Sample, Tensor]]:
+        def samples(site: Site = site) -> Iterator[tuple[Sample, Target]]:
             for number, batch in enumerate(calibration.batches):
                 inputs: list[Tensor] = []
                 results: list[Tensor] = []
@@ -123,20 +146,20 @@ def _through_model(sites: Sites, calibration: Calibration) -> Iterator[tuple[Sit
                     stack.enter_context(_before(_sum_of(site), sums.append))
                     sites.model(**batch.inputs)
                 residuals = [total - result for total, result in zip(sums, results, strict=True)]
-                sample = Sample(_rows(sites, site, batch, inputs), _rows(sites, site, batch, residuals))
+                sample = Sample(_rows(batch, inputs), _rows(batch, residuals))
                 yield sample, calibration.target(site, number)
 
         yield site, samples()
 
 
-def _through_layers(sites: Sites, calibration: Calibration) -> Iterator[tuple[Site, Iterator[tuple[Sample, Tensor]]]]:
+def _through_layers(sites: Sites, calibration: Calibration) -> Iterator[tuple[Site, Iterator[tuple[Sample, Target]]]]:
     """Every layer runs from its stored input: as far as the site to read, and to its end when its sites are fitted."""
     for number, batch in enumerate(calibration.batches):
         calibration.advance(number, _run_layer(sites, 0, batch, None, lambda hidden, layer: hidden))
     for place, layer in enumerate(sites.layers):
         for site in layer.sites:
 
-            def samples(site: Site = site, place: int = place) -> Iterator[tuple[Sample, Tensor]]:
+            def samples(site: Site = site, place: int = place) -> Iterator[tuple[Sample, Target]]:
                 for number, batch in enumerate(calibration.batches):
                     yield (
                         _layer_sample(sites, site, place, batch, calibration.hidden(number)),
@@ -173,7 +196,7 @@ def _layer_sample(sites: Sites, site: Site, place: int, batch: Batch, hidden: Te
     sums_width = hidden.shape[-1]
     with suppress(_Stop):
         _run_layer(sites, place, batch, hidden, run)
-    return Sample(_rows(sites, site, batch, inputs), _rows(sites, site, batch, sums))
+    return Sample(_rows(batch, inputs), _rows(batch, sums))
 
 
 def _run_layer(
@@ -236,9 +259,31 @@ def _after(module: nn.Module, record: Callable[[Tensor], None]) -> Iterator[None
         handle.remove()
 
 
-def _rows(sites: Sites, site: Site, batch: Batch, applications: Sequence[Tensor]) -> Tensor:
-    """The tokens that count, applications stacked, (N, width): no padding; in the last layer, those that are read."""
+def _requiring_gradient(found: list[Tensor]) -> Callable[[Tensor], None]:
+    def record(tensor: Tensor) -> None:
+        found.append(tensor if tensor.requires_grad else tensor.requires_grad_())
+
+    return record
+
+
+def _signs(outputs: Tensor, batch: Batch, seed: int) -> Tensor:
+    """A random sign for each output, the same for a row in any batch: gradients of the sum stand for all outputs."""
+    signs = [
+        torch.randint(0, 2, outputs.shape[1:], generator=torch.Generator().manual_seed(seed * 2**32 + row))
+        for row in batch.rows
+    ]
+    return (2 * torch.stack(signs) - 1).to(outputs)
+
+
+def _token_weights(batch: Batch, squares: Tensor) -> Tensor:
+    """Weights with a mean of 1 over the tokens of each row: half equal, half by the squared gradients, (B, T)."""
+    real = batch.real_tokens().to(squares)
+    squares = squares * real
+    share = squares / squares.sum(1, keepdim=True).clamp_min(torch.finfo(squares.dtype).tiny)
+    return real * ((1 - BY_GRADIENT) + BY_GRADIENT * share * real.sum(1, keepdim=True))
+
+
+def _rows(batch: Batch, applications: Sequence[Tensor]) -> Tensor:
+    """The real tokens, applications stacked, (N, ...)."""
     real = batch.real_tokens().bool()
-    if sites.layers and site.layer == sites[-1].layer and reads_first_token(sites.model):
-        real = torch.zeros_like(real).index_fill(1, torch.tensor([0], device=real.device), True)
     return torch.cat([tensor[real] for tensor in applications])

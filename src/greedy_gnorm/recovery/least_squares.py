@@ -44,22 +44,26 @@ class NormalEquations:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
-        self.count = 0
+        self.count = 0.0  # the sum of the weights
         self.mean_input, self.mean_target = zeros(inputs), zeros(outputs)
         self.squares, self.products = zeros(inputs, inputs), zeros(inputs, outputs)
 
-    def add(self, inputs: Tensor, targets: Tensor) -> None:
-        """Add rows; each batch is centred by its own means, which keeps digits in float32."""
-        if not len(inputs):
+    def add(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> None:
+        """Add rows with weights, (N,); each batch is centred by its own means, which keeps digits in float32."""
+        total = float(weights.sum(dtype=torch.float64))
+        if not total:
             return
-        means = inputs.mean(0, dtype=torch.float64), targets.mean(0, dtype=torch.float64)
+        shares = (weights.double() / total)[None]  # (1, N)
+        means = (shares @ inputs.double())[0], (shares @ targets.double())[0]
         x, y = inputs - means[0].to(inputs.dtype), targets - means[1].to(targets.dtype)
         # What is left of the means after rounding them to the precision of the rows
-        shift = x.mean(0, dtype=torch.float64), y.mean(0, dtype=torch.float64)
+        shift = (shares @ x.double())[0], (shares @ y.double())[0]
+        root = weights.sqrt()[:, None].to(x.dtype)
+        x, y = x * root, y * root
         self._add_squares(x)
-        self.squares.addr_(shift[0], shift[0], alpha=-len(x))
-        self.products.add_(x.mT @ y).addr_(shift[0], shift[1], alpha=-len(x))
-        self._merge_means(len(x), *means)
+        self.squares.addr_(shift[0], shift[0], alpha=-total)
+        self.products.add_(x.mT @ y).addr_(shift[0], shift[1], alpha=-total)
+        self._merge_means(total, *means)
 
     def _add_squares(self, x: Tensor) -> None:
         """Add X'X block by block; it is symmetric, so the blocks below the diagonal are copies."""
@@ -76,7 +80,7 @@ class NormalEquations:
         if other.count:
             self._merge_means(other.count, other.mean_input, other.mean_target)
 
-    def _merge_means(self, count: int, mean_input: Tensor, mean_target: Tensor) -> None:
+    def _merge_means(self, count: float, mean_input: Tensor, mean_target: Tensor) -> None:
         total = self.count + count
         apart = mean_input - self.mean_input, mean_target - self.mean_target
         between = self.count * count / total
@@ -96,14 +100,14 @@ class NormalEquations:
             return self
         own = torch.cat(
             [
-                torch.tensor([float(self.count)], dtype=torch.float64),
+                torch.tensor([self.count], dtype=torch.float64),
                 *(part.flatten().cpu() for part in (self.mean_input, self.mean_target, self.squares, self.products)),
             ]
         )
         whole = NormalEquations(*self._shape, self.squares.device)
         for share in gather_tensors(own):
             part = NormalEquations(*self._shape, self.squares.device)
-            part.count = int(share[0])
+            part.count = float(share[0])
             rest = share[1:].to(self.squares.device)
             for target in (part.mean_input, part.mean_target, part.squares, part.products):
                 target.copy_(rest[: target.numel()].view_as(target))
@@ -187,7 +191,7 @@ class Recovery:
                 weight, bias = _original_output(originals[site.index], site)
                 equations = NormalEquations(weight.shape[0], weight.shape[1], weight.device)
                 for sample, target in samples:
-                    equations.add(sample.inputs, target - sample.residuals)
+                    equations.add(sample.inputs, target.sums - sample.residuals, target.weights)
                 _set_output(site, *self.solver(equations.gathered(), weight.double(), _double(bias), site))
         for site in sites:
             site.version += 1
