@@ -19,6 +19,7 @@ from greedy_gnorm.deployment.speed import timed, torch_latencies
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.sizes import parameter_count
 from greedy_gnorm.model.surgery import remove
+from greedy_gnorm.passes.speed import multiplications, random_inputs
 from greedy_gnorm.report.tables import as_markdown
 from greedy_gnorm.units import Unit
 

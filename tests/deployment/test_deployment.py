@@ -24,6 +24,7 @@ from greedy_gnorm.deployment.export import export, largest_difference, onnx_runn
 from greedy_gnorm.deployment.speed import torch_latencies
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.surgery import dense
+from greedy_gnorm.passes.speed import multiplications
 from greedy_gnorm.pruning import prepare
 from greedy_gnorm.units import Latency
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from conftest import tiny_batch, tiny_config, tiny_model
 from torch import nn
 
@@ -15,11 +16,18 @@ import greedy_gnorm as gg
 from greedy_gnorm.model.checkpoint import save
 from greedy_gnorm.model.gates import gates
 from greedy_gnorm.model.sites import Sites, find_sites
+from greedy_gnorm.model.surgery import as_plain, dense, fill_empty_sites, remove
 from greedy_gnorm.units import Unit
 
 CUTS = {
     "some": lambda sites: {0: [1, 2], len(sites) - 1: [3]},
     "a whole site": lambda sites: {0: range(sites[0].total)},
+    "everything": lambda sites: {site.index: range(site.total) for site in sites},
+}
+JOINT_CUTS = {
+    "some neurons": lambda sites: {1: [0, 3, 17], len(sites) - 1: range(5, 24)},
+    "an emptied feed-forward": lambda sites: {1: range(sites[1].total)},
+    "heads and neurons": lambda sites: {0: [1, 2], 1: range(20), len(sites) - 2: [0], len(sites) - 1: [3]},
     "everything": lambda sites: {site.index: range(site.total) for site in sites},
 }
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
@@ -63,6 +71,76 @@ def test_removed_equals_gated_equals_reloaded(family, cut, attention, dtype, tmp
     assert torch.equal(logits(loaded), removed)
     assert type(loaded) is type(model)
     assert loaded.dtype == dtype
+
+
+@pytest.mark.parametrize("cut", JOINT_CUTS)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_removed_neurons_equal_gated_equal_reloaded(family, cut, attention, dtype, tmp_path):
+    model = tiny_model(family, dtype=dtype)
+    model.set_attn_implementation(attention)
+    sites = find_sites(model)
+    units = JOINT_CUTS[cut](sites)
+    untouched = logits(model)
+    with gates(sites, closed(sites, units)):
+        gated = logits(model)
+    remove(sites, [Unit(site, index) for site in units for index in units[site]])
+    removed = logits(model)
+    save(model, None, tmp_path / "model")
+    loaded = gg.load(tmp_path / "model")
+    loaded.set_attn_implementation(attention)
+
+    assert (gated - untouched).abs().max() > 1e-3, "the units made no difference: the test would prove nothing"
+    torch.testing.assert_close(removed, gated, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert torch.equal(logits(loaded), removed)
+    assert type(loaded) is type(model)
+    assert find_sites(loaded).removed() == sites.removed()
+    widths = [site.output.in_features for site in find_sites(loaded) if site.kind == "ffn"]
+    assert widths == [len(site.survivors) for site in sites if site.kind == "ffn"]
+
+
+def test_units_of_one_kind_leave_the_record_of_the_other(family):
+    model = tiny_model(family)
+    remove(find_sites(model, "ffn"), [Unit(0, 3), Unit(0, 5)])
+    gg.remove_heads(model, {0: [1]})
+    assert model.config.pruned_neurons == {0: [3, 5]}
+    assert model.config.pruned_heads == {0: [1]}
+    assert [str(site.kind) for site in find_sites(model)][:2] == ["attention", "ffn"]
+    assert find_sites(model)[0].survivors == [0, 2, 3]
+    assert 3 not in find_sites(model)[1].survivors
+    assert [site.layer for site in find_sites(model, "heads")] == [site.layer for site in find_sites(model, "ffn")]
+
+
+def test_dense_shapes_and_filled_layers_compute_the_same(family):
+    model = tiny_model(family)
+    sites = find_sites(model)
+    remove(sites, [Unit(0, 2), *(Unit(1, index) for index in range(sites[1].total))])
+    expected = logits(model)
+    torch.testing.assert_close(logits(dense(model)), expected, rtol=1e-5, atol=1e-5)
+    fill_empty_sites(model)
+    torch.testing.assert_close(logits(model), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_equal_widths_make_an_ordinary_model(family, tmp_path):
+    model = tiny_model(family)
+    sites = find_sites(model)
+    neurons = [Unit(site.index, index) for site in sites if site.kind == "ffn" for index in (site.layer, 9, 11, 20)]
+    remove(sites, neurons)
+    as_plain(model).save_pretrained(tmp_path / "model")
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
+    assert torch.equal(logits(loaded), logits(model))
+    assert type(loaded).__module__.startswith("transformers.models.")
+    assert not list((tmp_path / "model").glob("*.py"))
+    assert {site.total for site in find_sites(loaded, "ffn")} == {20}
+
+    uneven = [Unit(1, 5)] if len(find_sites(model, "ffn")) > 1 else []
+    remove(find_sites(model), uneven or [Unit(0, 1)])
+    assert as_plain(model) is None
+
+
+def test_unknown_units_are_refused():
+    with pytest.raises(gg.GnormError, match=r"Unknown units 'neurons'\. Choose from: heads, ffn, both"):
+        find_sites(tiny_model("bert"), "neurons")
 
 
 def test_weights_are_really_cut_and_bookkeeping_is_true(family):

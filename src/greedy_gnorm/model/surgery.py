@@ -67,12 +67,37 @@ def dense(model: Any) -> Any:
     sites = find_sites(whole)
     for site in sites:
         set_units(site.module, site.layout, site.total, _pad_with_zeros(site))
-    whole.__class__ = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers.models."))
-    config = _own_config(whole)
+    _use_plain_class(whole)
+    return whole.eval()
+
+
+def as_plain(model: Any) -> Any:
+    """A copy of a pruned model as an ordinary one of its class with narrower layers; None if the class has no such.
+
+    All feed-forwards must have the same number of neurons, and no head may be removed.
+    """
+    narrow = copy.deepcopy(model)
+    sites = find_sites(narrow)
+    rows = {row.kind: row for row in sites.family.sites}
+    for kind in {site.kind for site in sites}:
+        widths = {len(site.survivors) for site in sites if site.kind == kind}
+        attribute = rows[kind].plain_width
+        if all(len(site.survivors) == site.total for site in sites if site.kind == kind):
+            continue
+        if attribute is None or len(widths) > 1 or 0 in widths:
+            return None
+        setattr(_own_config(narrow), attribute, widths.pop())
+    _use_plain_class(narrow)
+    return narrow.eval()
+
+
+def _use_plain_class(model: Any) -> None:
+    """Change a model's class back to that of transformers, and forget which units were removed."""
+    model.__class__ = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers.models."))
+    config = _own_config(model)
     for name in (*RECORDS.values(), "pruned_layout", "auto_map"):
         if hasattr(config, name):
             delattr(config, name)
-    return whole.eval()
 
 
 def _pad_with_zeros(site: Site) -> Any:

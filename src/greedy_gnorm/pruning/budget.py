@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -191,8 +192,9 @@ class Bundle(NamedTuple):
 def pick_round(
     scores: Scores, sites: Sites, removable: Sequence[Unit], budget: Budget, costs: Costs, number: int
 ) -> tuple[Unit, ...]:
-    """The units to remove in a round: those with the lowest score per cost, until the cost is within the limits.
+    """The units to remove in a round: of all ways to come within its limits, the one with the lowest sum of scores.
 
+    In each kind the units with the lowest score per cost go first, and every division between the kinds is tried.
     `removable` are the candidates in ascending order of their scores. A round whose limits are met already is skipped.
     """
     weights = {site.index: part_of(costs.unit(site), budget.leading) for site in sites}
@@ -200,39 +202,49 @@ def pick_round(
         bundles(scores, sites, removable, budget),
         key=lambda bundle: bundle.score / sum(weights[unit.site] for unit in bundle.units),
     )
+    queues = [
+        _Queue([bundle for bundle in ordered if sites[bundle.units[0].site].kind == kind], sites) for kind in UNIT_WORDS
+    ]
     for later in range(number, max(number, len(budget.schedule)) + 1):
-        if units := _within(budget.limits(later), ordered, sites, costs):
+        if units := _within(budget.limits(later), queues, sites, costs):
             return units
     return ()
 
 
-def _within(limits: Mapping[str, float], ordered: Sequence[Bundle], sites: Sites, costs: Costs) -> tuple[Unit, ...]:
-    """The first bundles that bring the cost within the limits, or all of them.
+class _Queue:
+    """Bundles of one kind in the order of removal, with running sums of their scores and of the units of each site."""
 
-    Bundles are given back, the last first, where a large one has saved more than was needed.
-    """
-    counts = {site.index: len(site.survivors) for site in sites}
+    def __init__(self, bundles: Sequence[Bundle], sites: Sites) -> None:
+        self.bundles = bundles
+        self.scores = np.cumsum([0.0, *(bundle.score for bundle in bundles)])
+        counts = np.zeros((len(bundles) + 1, len(sites)), dtype=int)
+        for place, bundle in enumerate(bundles, start=1):
+            for unit in bundle.units:
+                counts[place, unit.site] += 1
+        self.counts = counts.cumsum(0)
 
-    def change(bundle: Bundle, by: int) -> None:
-        for unit in bundle.units:
-            counts[unit.site] += by
+    def __len__(self) -> int:
+        return len(self.bundles)
 
-    def fits() -> bool:
-        cost = costs.at(counts)
+
+def _within(limits: Mapping[str, float], queues: Sequence[_Queue], sites: Sites, costs: Costs) -> tuple[Unit, ...]:
+    """The units of the best division that brings the cost within the limits, or all units if none does."""
+    first, second = queues
+    start = np.array([len(site.survivors) for site in sites])
+
+    def fits(some: int, others: int) -> bool:
+        left = start - first.counts[some] - second.counts[others]
+        cost = costs.at(dict(enumerate(left.tolist())))
         return all(part_of(cost, part) <= limit * (1 + 1e-9) for part, limit in limits.items())
 
-    picked: list[Bundle] = []
-    for bundle in ordered:
-        if fits():
-            break
-        change(bundle, -1)
-        picked.append(bundle)
-    taken = []
-    for bundle in reversed(picked):
-        change(bundle, 1)
-        if not fits():
-            change(bundle, -1)
-            taken.append(bundle)
+    best, division = math.inf, (len(first), len(second))
+    for some in range(len(first) + 1):
+        if fits(some, len(second)):
+            others = bisect_left(range(len(second) + 1), True, key=lambda count: fits(some, count))
+            total = first.scores[some] + second.scores[others]
+            if total < best:
+                best, division = total, (some, others)
+    taken = [*first.bundles[: division[0]], *second.bundles[: division[1]]]
     return tuple(sorted(unit for bundle in taken for unit in bundle.units))
 
 

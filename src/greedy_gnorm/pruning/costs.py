@@ -91,8 +91,7 @@ class Costs:
         cost = site.unit_cost() if self.shape is None else site.unit_cost(self.shape.tokens, self.shape.squares)
         time = None
         if self.times is not None and site.survivors:
-            share = site.applications / self._applications(site.kind)
-            time = self.times.saved(site.kind, 0.0) * share / len(site.survivors)
+            time = self.times.saved(site.kind, 0.0) * site.applications / self._applications(site.kind)
         return Cost(cost.parameters, cost.parameters * self._size, cost.multiplications, time)
 
     def _applications(self, kind: str) -> int:

@@ -1,0 +1,293 @@
+"""Fitting output maps: against lstsq on stacked activations, independent of the path, in its known limits."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_batch, tiny_model
+
+import greedy_gnorm as gg
+from greedy_gnorm.data.batches import ready_batches
+from greedy_gnorm.model.sites import find_sites
+from greedy_gnorm.model.surgery import remove
+from greedy_gnorm.passes import calibration as calibrations
+from greedy_gnorm.passes.calibration import Calibration
+from greedy_gnorm.recovery import least_squares
+from greedy_gnorm.recovery.least_squares import RIDGE, SOLVERS, NormalEquations, Recovery
+from greedy_gnorm.units import Unit
+
+ROWS = [tiny_batch(rows=40, seed=seed) for seed in (1, 2)] + [tiny_batch(rows=9, seed=3, longest=7)]
+GONE = [Unit(0, 1), Unit(1, 3), Unit(1, 7), Unit(1, 20)]
+
+
+def recovery_for(model, name="least-squares", rows=ROWS):
+    batches = ready_batches([{key: tensor for key, tensor in row.items() if key != "labels"} for row in rows])
+    return Recovery(name, SOLVERS[name], Calibration(find_sites(copy.deepcopy(model)), batches))
+
+
+def refitted(model, units, recovery):
+    sites = find_sites(copy.deepcopy(model))
+    for group in units:
+        remove(sites, group)
+        recovery(sites)
+    return sites
+
+
+def output_of(site):
+    return site.output.weight.detach().mT, site.output.bias.detach()
+
+
+def cut_for(model):
+    """Heads and neurons of the first two sites, and a whole feed-forward above where there is one."""
+    sites = find_sites(model)
+    whole = [Unit(3, index) for index in range(sites[3].total)] if len(sites) > 3 else []
+    return [*GONE, *whole]
+
+
+def slow_refit(model, units, weights_of):
+    """Each site in turn: the whole model runs, activations are stacked in float64, lstsq solves the ridge system."""
+    original, sites = find_sites(copy.deepcopy(model)), find_sites(copy.deepcopy(model))
+    remove(sites, units)
+    lowest = min(unit.site for unit in units) if sites.layers else 0
+    for site in sites:
+        if site.index < lowest:
+            continue
+        inputs, residuals, targets, weights = [], [], [], []
+        for number, row in enumerate(ROWS):
+            given = {key: tensor for key, tensor in row.items() if key != "labels"}
+            real = given["attention_mask"].bool()
+            for these, found in ((sites[site.index], "pruned"), (original[site.index], "unpruned")):
+                calls = {"x": [], "p": [], "z": []}
+                hooks = [
+                    these.output.register_forward_pre_hook(lambda m, a, c=calls: c["x"].append(a[0])),
+                    these.output.register_forward_hook(lambda m, a, r, c=calls: c["p"].append(r)),
+                    these.sum.register_forward_pre_hook(lambda m, a, c=calls: c["z"].append(a[0])),
+                ]
+                with torch.no_grad():
+                    (sites if found == "pruned" else original).model(**given)
+                for hook in hooks:
+                    hook.remove()
+                if found == "pruned":
+                    inputs += [x[real] for x in calls["x"]]
+                    residuals += [(z - p)[real] for z, p in zip(calls["z"], calls["p"], strict=True)]
+                else:
+                    targets += [z[real] for z in calls["z"]]
+            weights.append(weights_of(site, number))
+        x, y, w = torch.cat(inputs), torch.cat(targets) - torch.cat(residuals), torch.cat(weights)
+        means = (w @ x) / w.sum(), (w @ y) / w.sum()
+        root = w.sqrt()[:, None]
+        a, b = (x - means[0]) * root, (y - means[1]) * root
+        places = [original[site.index].survivors.index(unit) for unit in site.survivors]
+        size = site.output_size
+        channels = [place * size + channel for place in places for channel in range(size)]
+        start = output_of(original[site.index])[0][channels]
+        if len(channels):
+            ridge = float(RIDGE * a.square().sum(0).mean()) ** 0.5
+            stacked = torch.cat([a, ridge * torch.eye(len(channels), dtype=a.dtype)])
+            fitted = torch.linalg.lstsq(stacked, torch.cat([b, ridge * start])).solution
+        else:
+            fitted = torch.zeros(0, b.shape[1], dtype=b.dtype)
+        with torch.no_grad():
+            site.output.weight.copy_(fitted.mT)
+            site.output.bias.copy_(means[1] - means[0] @ fitted)
+    return sites
+
+
+def test_fitted_maps_equal_lstsq_on_stacked_activations(family):
+    model = tiny_model(family, dtype=torch.float64)
+    recovery, units = recovery_for(model), cut_for(model)
+    fast = refitted(model, [units], recovery)
+    slow = slow_refit(model, units, lambda site, number: recovery.calibration.target(site, number).weights)
+    changed = False
+    for ours, theirs in zip(fast, slow, strict=True):
+        for one, other in zip(output_of(ours), output_of(theirs), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+        changed |= not torch.equal(
+            ours.output.weight, find_sites(model)[ours.index].output.weight[:, : len(ours.survivors) * ours.output_size]
+        )
+    assert changed
+
+
+def test_layer_by_layer_equals_the_whole_model_for_every_site():
+    model = tiny_model("bert", dtype=torch.float64)
+    recovery, units = recovery_for(model), cut_for(model)
+    by_layer = refitted(model, [units], recovery)
+    at_once = find_sites(copy.deepcopy(model))
+    remove(at_once, units)
+    everything = find_sites(at_once.model)
+    everything.layers.clear()
+    for site in everything:
+        least_squares._set_output(
+            site, *least_squares._original_output(recovery.calibration.original[site.index], site)
+        )
+    with torch.no_grad():
+        for site, samples in recovery.calibration.samples(everything):
+            weight, bias = least_squares._original_output(recovery.calibration.original[site.index], site)
+            equations = NormalEquations(*weight.shape)
+            for sample, target in samples:
+                equations.add(sample.inputs, target.sums - sample.residuals, target.weights)
+            least_squares._set_output(site, *least_squares.fit_weights(equations, weight, bias, site))
+    for ours, theirs in zip(by_layer, everything, strict=True):
+        torch.testing.assert_close(ours.output.weight, theirs.output.weight, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_two_orders_of_removal_give_one_model(family, name):
+    model = tiny_model(family)
+    recovery, units = recovery_for(model, name), cut_for(model)
+    at_once = refitted(model, [units], recovery)
+    in_turn = refitted(model, [[unit] for unit in reversed(units[:4])] + ([units[4:]] if units[4:] else []), recovery)
+    for one, other in zip(at_once.model.parameters(), in_turn.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_stored_activations_can_be_computed_again():
+    model = tiny_model("bert")
+    recovery = recovery_for(model)
+    first = refitted(model, [GONE], recovery)
+    recovery.calibration.clear()
+    second = refitted(model, [GONE], recovery)
+    assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
+
+
+def test_batches_of_other_sizes_give_the_same_weights():
+    model = tiny_model("bert", dtype=torch.float64)
+    one = refitted(model, [GONE], recovery_for(model))
+    halves = [
+        {key: tensor[part] for key, tensor in row.items()} for row in ROWS for part in (slice(0, 5), slice(5, None))
+    ]
+    rows = [
+        {
+            key: tensor[:, : int(row["attention_mask"].sum(1).max())] if tensor.ndim > 1 else tensor
+            for key, tensor in row.items()
+        }
+        for row in halves
+    ]
+    other = refitted(model, [GONE], recovery_for(model, rows=rows))
+    for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_an_unpruned_model_stays_as_it_is():
+    model = tiny_model("bert")
+    sites = refitted(model, [[]], recovery_for(model))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), sites.model.parameters(), strict=True))
+
+
+def test_the_unpruned_model_is_left_alone():
+    model = tiny_model("bert")
+    shared = gg.find_sites(model)
+    before = [parameter.clone() for parameter in model.parameters()]
+    recovery = Recovery(
+        "least-squares", SOLVERS["least-squares"], Calibration(shared, recovery_for(model).calibration.batches)
+    )
+    refitted(model, [GONE], recovery)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_fitting_brings_the_outputs_closer(family):
+    model = tiny_model(family)
+    units = [Unit(1, index) for index in range(12)]
+    batch = {key: tensor for key, tensor in tiny_batch(rows=30, seed=9).items() if key != "labels"}
+
+    def distance(sites):
+        with torch.no_grad():
+            return float((sites.model(**batch).logits - model(**batch).logits).square().mean())
+
+    plain = find_sites(copy.deepcopy(model))
+    remove(plain, units)
+    fitted = {name: distance(refitted(model, [units], recovery_for(model, name))) for name in SOLVERS}
+    assert fitted["least-squares"] < distance(plain)
+
+
+def test_the_limit_of_the_optimal_brain_surgeon(monkeypatch):
+    """Inputs of the unpruned model, no ridge: the error is that of the Schur complement of the removed channels."""
+    monkeypatch.setattr(least_squares, "RIDGE", 1e-12)
+    monkeypatch.setattr(calibrations, "BY_GRADIENT", 0.0)
+    model = tiny_model("bert", dtype=torch.float64)
+    gone = [2, 5, 6, 11]
+    recovery = recovery_for(model)
+    sites = refitted(model, [[Unit(1, index) for index in gone]], recovery)
+    original = recovery.calibration.original[1]
+    x, y = [], []
+    with torch.no_grad():
+        for site, samples in recovery.calibration.samples(find_sites(copy.deepcopy(model))):
+            found = [(sample.inputs, target.sums - sample.residuals) for sample, target in samples]
+            if site.index == 1:
+                x, y = (torch.cat(part) for part in zip(*found, strict=True))
+    x, y = x - x.mean(0), y - y.mean(0)
+    gram = x.mT @ x
+    kept = [index for index in range(24) if index not in gone]
+    schur = gram[gone][:, gone] - gram[gone][:, kept] @ torch.linalg.solve(gram[kept][:, kept], gram[kept][:, gone])
+    lost = output_of(original)[0][gone]
+    expected = float((lost.mT @ schur @ lost).diagonal().sum())
+    error = float((y - x[:, kept] @ output_of(sites[1])[0]).square().sum())
+    assert error == pytest.approx(expected, rel=1e-6)
+    single = torch.linalg.inv(gram)[2, 2]  # for one unit: |w|^2 / P_hh
+    one = refitted(model, [[Unit(1, 2)]], recovery_for(model))
+    others = [index for index in range(24) if index != 2]
+    alone = float((y - x[:, others] @ output_of(one[1])[0]).square().sum())
+    assert alone == pytest.approx(float(output_of(original)[0][2].square().sum() / single), rel=1e-6)
+
+
+def test_gates_are_one_factor_for_each_unit():
+    model = tiny_model("bert", dtype=torch.float64)
+    sites = refitted(model, [GONE], recovery_for(model, "gates"))
+    for site, original in zip(sites, find_sites(model), strict=True):
+        places = [original.survivors.index(unit) for unit in site.survivors]
+        size = site.output_size
+        channels = [place * size + channel for place in places for channel in range(size)]
+        ratio = site.output.weight / original.output.weight[:, channels]
+        by_unit = ratio.view(len(ratio), len(places), size)
+        torch.testing.assert_close(by_unit, by_unit[:1, :, :1].expand_as(by_unit), rtol=1e-9, atol=1e-9)
+        assert torch.equal(site.output.bias, original.output.bias)
+    assert not torch.allclose(ratio, torch.ones_like(ratio))
+
+
+def test_a_singular_system_gets_a_larger_ridge(caplog):
+    site = find_sites(tiny_model("bert"))[1]
+    equations = NormalEquations(24, 16)
+    equations.squares.fill_(1.0)
+    equations.squares[0, 0] = -5.0  # not a Gram matrix: no small ridge makes it positive definite
+    equations.count = 3.0
+    start = torch.ones(24, 16, dtype=torch.float64)
+    weight, _ = least_squares.fit_weights(equations, start, torch.zeros(16, dtype=torch.float64), site)
+    assert torch.isfinite(weight).all()
+    assert "larger ridge" in caplog.text
+
+
+def test_inputs_that_are_not_numbers_are_refused():
+    model = tiny_model("bert")
+    recovery = recovery_for(model)
+    sites = find_sites(copy.deepcopy(model))
+    remove(sites, GONE)
+    with torch.no_grad():
+        next(iter(sites[1].inputs.values())).weight[0, 0] = float("nan")
+    with pytest.raises(gg.NonFiniteScore, match=r"layer 0 .* NaN or infinite on calibration rows"):
+        recovery(sites)
+
+
+def test_normal_equations_of_parts_are_those_of_the_whole():
+    chance = np.random.default_rng(0)
+    x, y, w = (torch.tensor(chance.normal(5, 2, shape)) for shape in ((50, 600), (50, 3), (50,)))
+    w = w.abs()
+    whole = NormalEquations(600, 3)
+    whole.add(x, y, w)
+    parts = NormalEquations(600, 3)
+    for start, end in ((0, 10), (10, 11), (11, 50)):
+        part = NormalEquations(600, 3)
+        part.add(x[start:end], y[start:end], w[start:end])
+        parts.merge(part)
+    means = (w @ x) / w.sum(), (w @ y) / w.sum()
+    expected = ((x - means[0]) * w[:, None]).mT @ (x - means[0])
+    for equations in (whole, parts):
+        torch.testing.assert_close(equations.squares, expected, rtol=1e-10, atol=1e-9)
+        torch.testing.assert_close(
+            equations.products, ((x - means[0]) * w[:, None]).mT @ (y - means[1]), rtol=1e-10, atol=1e-9
+        )
+        torch.testing.assert_close(equations.mean_input, means[0])
