@@ -14,28 +14,30 @@ from greedy_gnorm.cli.options import read_yaml
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.pruning.prepare import protection_for
 from greedy_gnorm.records import compact
-from greedy_gnorm.settings import COMPARING, MEBIBYTE, SCORING, SETTINGS, Savings, Settings
+from greedy_gnorm.settings import COMPARING, COMPRESSING, MEBIBYTE, PRUNING, SCORING, SETTINGS, Savings, Settings
 from greedy_gnorm.units import Unit
 
 
 @pytest.mark.parametrize(
     ("function", "names"),
-    [(gg.prune, SETTINGS), (gg.score, SCORING), (gg.compare, COMPARING)],
-    ids=["prune", "score", "compare"],
+    [(gg.prune, PRUNING), (gg.compress, COMPRESSING), (gg.score, SCORING), (gg.compare, COMPARING)],
+    ids=["prune", "compress", "score", "compare"],
 )
 def test_the_functions_have_the_settings_as_keywords_in_the_same_order_with_the_same_defaults(function, names):
     parameters = inspect.signature(function).parameters
-    shown = {name: parameter for name, parameter in parameters.items() if name in SETTINGS}
+    own = {"latency"} if function is gg.prune else set()  # whether to measure it, where compress has a target
+    shown = {name: parameter for name, parameter in parameters.items() if name in SETTINGS and name not in own}
     assert list(shown) == list(names)
     for name, parameter in shown.items():
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        assert Settings.of({name: parameter.default}) == Settings(), name
+        usual = {"method": "joint-refit"} if function is gg.compress else {}
+        assert Settings.of({**usual, name: parameter.default}) == Settings.of(usual), name
         assert parameter.annotation is not inspect.Parameter.empty
     assert not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     assert list(parameters)[:2] == ["model", "data"]
 
 
-@pytest.mark.parametrize("function", [gg.prune, gg.score, gg.compare])
+@pytest.mark.parametrize("function", [gg.prune, gg.compress, gg.score, gg.compare])
 def test_help_explains_every_keyword(function):
     explained = [line.strip().partition(":")[0] for line in inspect.getdoc(function).splitlines() if ": " in line]
     parameters = list(inspect.signature(function).parameters)

@@ -69,7 +69,7 @@ def test_a_folder_says_what_lives_there_and_what_must_not(folder):
 
 def test_tests_lie_in_the_same_folders():
     folders = {path.parent.name for path in TESTS.glob("*/test_*.py")}
-    assert folders - {"conformance"} == set(FOLDERS) - {"recovery"}
+    assert folders - {"conformance"} == set(FOLDERS)
 
 
 def test_the_nouns_need_no_torch():

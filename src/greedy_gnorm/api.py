@@ -46,7 +46,7 @@ from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_h
 from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.report.outcome import FORMATS, check_format, write_comparison, write_outcome
 from greedy_gnorm.scores import score_with
-from greedy_gnorm.settings import SETTINGS, Settings
+from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SCORING, Settings
 from greedy_gnorm.tasks.objectives import OBJECTIVES
 from greedy_gnorm.tasks.task import task_of
 from greedy_gnorm.units import Latency, Scores, Step, removed_by
@@ -102,7 +102,7 @@ def score(
         trust_remote_code: Allow code that comes with the model to run.
         units: What is scored: "heads" (the default), feed-forward neurons ("ffn") or "both".
     """
-    given = _settings(locals())
+    given = _settings(locals(), SCORING)
     function = score_with(score, given.score_options)
     chosen = objective_for(function, given)
     if chosen.needs_reference and function.objective is not None:
@@ -205,7 +205,7 @@ def prune(
         latency: Measure the speed before and after, if `out` is given.
         push_to_hub: Upload the pruned model to the hub under this name; requires `out`.
     """
-    given = _settings(locals())
+    given = _settings(locals(), PRUNING)
     return _perform(
         "prune", given, model, tokenizer, data, eval_data, out=out, resume=resume, on_step=on_step, format=format,
         measure_speed=latency, push_to_hub=push_to_hub,
@@ -311,7 +311,7 @@ def compress(
         measure_speed: Measure the speed of the result and of the choices, if `out` is given.
         push_to_hub: Upload the pruned model to the hub under this name; requires `out`.
     """
-    given = _settings(locals())
+    given = _settings(locals(), COMPRESSING)
     if not METHODS[given.method].in_rounds:
         raise GnormError(f"gnorm compress takes the methods {', '.join(JOINTS)}; {given.method} is for gnorm prune.")
     return _perform(
@@ -392,9 +392,9 @@ def _tested(before: Any, after: Any, test: Batches, given: Settings) -> dict[str
     return tested(first, second, test)
 
 
-def _settings(keywords: Mapping[str, Any]) -> Settings:
-    """The settings among the keyword arguments of a function."""
-    return Settings.of({name: keywords[name] for name in SETTINGS if name in keywords})
+def _settings(keywords: Mapping[str, Any], names: Sequence[str]) -> Settings:
+    """The settings with these names among the keyword arguments of a function."""
+    return Settings.of({name: keywords[name] for name in names})
 
 
 def _latencies(model: Any, steps: Sequence[Step], chosen: int, given: Settings, units: str) -> list[Latency]:
@@ -582,7 +582,7 @@ def compare(
         on_step: Called with the walk (method and run), its new step, the number of heads removed so far and the number
             that may be removed in all.
     """
-    given = _settings({**locals(), "stop": "all"})
+    given = _settings({**locals(), "stop": "all"}, (*COMPARING, "stop"))
     experiment = run_experiment(
         model, tokenizer, data, out=Path(out), methods=methods, runs=runs, trajectories=trajectories,
         eval_data=eval_data, resume=resume, on_step=on_step, given=given,

@@ -73,6 +73,10 @@ def _numbers_as_text(value: Any) -> Any:
     return {text(ours): text(theirs) for ours, theirs in value.items()} if isinstance(value, Mapping) else value
 
 
+def _number_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 def _check_places(value: Any) -> Any:
     """JSON is read by the command line only; on the meta device there are no weights."""
     is_json = isinstance(value, str) and value.lstrip().startswith("{")
@@ -95,7 +99,7 @@ Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Rows = Annotated[Positive | None, BeforeValidator(_zero_as_all)]
 LayerHead = Annotated[tuple[Count, Count], BeforeValidator(_as_tuple)]
 Fraction = Annotated[FiniteFloat, Field(gt=0, lt=1)]
-Amount = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int | float) else value)]
+Amount = Annotated[str, BeforeValidator(_number_as_text)]
 Shape = Annotated[str, Field(pattern=r"^[1-9]\d{0,5}x[1-9]\d{0,5}$")]
 UNITS, SHARE = "'heads', 'ffn' or 'both'", "a share between 0 and 1, such as 0.5"
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]

@@ -23,7 +23,7 @@ from greedy_gnorm.model.sites import find_sites, weight_of
 from greedy_gnorm.passes.gradients import gradient_change
 from greedy_gnorm.pruning import loop
 from greedy_gnorm.pruning.curves import at_share, curve, mean_over_curve, units_before_drop
-from greedy_gnorm.pruning.methods import METHODS, PAPER, methods_named
+from greedy_gnorm.pruning.methods import HEADS_ONLY, JOINTS, PAPER, methods_named
 from greedy_gnorm.report import charts
 from greedy_gnorm.report import comparison_figures as paper_figures
 from greedy_gnorm.report.tables import as_csv, as_markdown
@@ -261,7 +261,10 @@ def test_names_of_methods():
     assert methods_named("paper") == ["greedy-gnorm", "inverse-gnorm", "ae", "inverse-ae", "random"]
     every = methods_named("all")
     assert set(PAPER) < set(every)
-    assert set(METHODS) - set(every) == {"attribution-greedy", "leave-one-out-greedy", "shapley-greedy"}
+    assert set(HEADS_ONLY) - set(every) == {"attribution-greedy", "leave-one-out-greedy", "shapley-greedy"}
+    assert methods_named("joint") == list(JOINTS)
+    with pytest.raises(gg.GnormError, match="can't be compared at once"):
+        methods_named("paper,joint-refit")
     assert methods_named("ae,paper")[0] == "ae"
     assert len(methods_named("ae,paper")) == 5
 
@@ -272,7 +275,7 @@ def test_no_two_methods_look_alike():
         [(look["color"], look["linestyle"]) for look in paper_figures.styles(methods).values()],
         [(look["color"], look["dash"]) for look in charts.line_styles(methods).values()],
     ):
-        assert len(set(looks)) == len(looks) == len(METHODS)
+        assert len(set(looks)) == len(looks) == len(HEADS_ONLY)
         assert looks[0][1] in ("-", "solid"), "Greedy-Gnorm"
 
 

@@ -158,6 +158,13 @@ class MadeUpTask(Task):
         tokens = nn.functional.cross_entropy(outputs.transpose(1, 2), labels, reduction="none", ignore_index=-100)
         return tokens.sum(1) / (labels != -100).sum(1)
 
+    def predicted_labels(self, outputs: Tensor) -> Tensor:
+        return outputs.argmax(-1)
+
+    def drawn_labels(self, outputs: Tensor, chance: torch.Generator) -> Tensor:
+        drawn = torch.multinomial(outputs.flatten(0, 1).softmax(-1), 1, generator=chance)
+        return drawn.view(outputs.shape[:-1])
+
     def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
         counts = (labels != -100).sum(1).double()
         return torch.stack([self.row_losses(outputs, labels) * counts, counts], dim=1)

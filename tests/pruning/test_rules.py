@@ -10,10 +10,12 @@ from conftest import shared
 
 import greedy_gnorm as gg
 from greedy_gnorm.pruning.curves import knee
-from greedy_gnorm.pruning.rules import RULES, Situation, parse_rules
+from greedy_gnorm.pruning.rules import RULES, Situation, compression_rules, parse_rules
 from greedy_gnorm.units import Cost, Measure, Step, Unit
 
-SITUATION = Situation(12, 12, Cost(1000), Cost(400), Measure("accuracy", largest=1.0))
+SITUATION = Situation(
+    12, 12, Cost(1000, multiplications=1000), Cost(400, multiplications=400), Measure("accuracy", largest=1.0)
+)
 
 
 def walked(accuracies, per_step=1):
@@ -22,7 +24,8 @@ def walked(accuracies, per_step=1):
     for number, accuracy in enumerate(accuracies):
         removed = tuple(Unit(0, number * per_step + place) for place in range(per_step)) if number else ()
         parameters = 1000 - 50 * per_step * number
-        steps.append(Step(number, removed, None, {"accuracy": accuracy}, Cost(parameters, 4 * parameters), {}))
+        cost = Cost(parameters, 4 * parameters, parameters)  # as many multiplications as parameters
+        steps.append(Step(number, removed, None, {"accuracy": accuracy}, cost, {}))
     return steps
 
 
@@ -80,7 +83,7 @@ def test_where_it_stops_and_what_it_chooses(text, expected):
         ("params=_", "such as 80M"),
         ("params=1__0K", "such as 80M"),
         ("knee=3", "as 'knee'"),
-        ("nothing", "Choose from: heads, fraction, params, drop, knee, all"),
+        ("nothing", "Choose from: heads, fraction, params, macs, speedup, drop, knee, all"),
         ("", "Give a stopping rule"),
     ],
 )
@@ -120,8 +123,36 @@ def test_rounding_makes_no_knee(seed):
 
 
 def test_every_rule_can_be_written_as_its_form_says():
-    examples = {"heads": "heads=2", "fraction": "fraction=0.5", "params": "params=800", "drop": "drop=0.05"}
+    examples = {
+        "heads": "heads=2", "fraction": "fraction=0.5", "params": "params=800", "macs": "macs=0.8",
+        "speedup": "speedup=1.3", "drop": "drop=0.05",
+    }  # fmt: skip
     for name in RULES:
         rules = parse_rules([examples.get(name, name)], SITUATION)
         assert rules.check(walked([0.9])) is None
         assert rules.solution(walked([0.9])) == 0
+
+
+def test_multiplications_stop_a_run():
+    history = walked([0.9] * 12)
+    assert stop("macs=0.8", history) == (4, 4)
+    assert stop("speedup=1.25", history) == (4, 4)
+    with pytest.raises(gg.GnormError, match=r"40\.0% of the multiplications remain \(2\.50 times as fast\)"):
+        parse_rules(["speedup=3"], SITUATION)
+    for wrong in ("macs=1", "macs=x", "speedup=1", "speedup=inf"):
+        with pytest.raises(gg.GnormError, match="must be"):
+            parse_rules([wrong], SITUATION)
+
+
+def test_a_compression_ends_at_its_target_or_after_rounds_below_the_drop():
+    measure = SITUATION.measure
+    walk = walked([0.9, 0.9, 0.895, 0.85, 0.895, 0.85, 0.84, 0.8])
+    rules = compression_rules(lambda step: step.parameters <= 500, 0.01, "the target", measure)
+    assert rules.check(walk[:6]) is None, "one round below the limit does not end it"
+    assert rules.check(walk[:7]) == "accuracy fell by more than 0.02 in 2 rounds"
+    assert rules.solution(walk[:7]) == 4, "the smallest model within the drop"
+    reached = compression_rules(lambda step: step.parameters <= 850, 0.01, "the target", measure)
+    assert reached.check(walk[:4]) == "the target is reached"
+    assert reached.solution(walk[:4]) == 2, "a target does not excuse a larger drop"
+    free = compression_rules(lambda step: step.parameters <= 850, None, "the target", measure)
+    assert free.solution(walk[:4]) == 3

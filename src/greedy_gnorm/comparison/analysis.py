@@ -14,8 +14,8 @@ from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.model.sizes import MEGABYTE
 from greedy_gnorm.pruning.budget import COMPARED, part_of
 from greedy_gnorm.pruning.curves import Walk, at_share, curve, knee_of, mean_over_curve, units_before_drop
-from greedy_gnorm.pruning.methods import RANDOMS
-from greedy_gnorm.pruning.run import measure_of, units_of
+from greedy_gnorm.pruning.methods import JOINTS, RANDOMS
+from greedy_gnorm.pruning.run import measure_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import RUN_FILE, Journal, read_header
 from greedy_gnorm.units import Measure, Step, removed_by
@@ -41,7 +41,7 @@ class Comparison:
     @property
     def joint(self) -> bool:
         """Whether heads and neurons were removed together, towards shares of the multiplications."""
-        return units_of(self.header) != "heads"
+        return set(self.curves) <= set(JOINTS)
 
     @property
     def heads(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 from greedy_gnorm.tasks.task import Task
 from greedy_gnorm.units import Matrix, Vector
@@ -17,6 +16,8 @@ Interval = tuple[float, float]
 
 def quality_interval(task: Task, statistics: Matrix) -> Interval:
     """The interval of the leading measure: Wilson's where rows are right or wrong, else by bootstrap."""
+    from scipy.stats import binomtest  # takes long to import
+
     right = task.row_quality(statistics)
     if right is not None and set(np.unique(right)) <= {0.0, 1.0}:
         wilson = binomtest(int(right.sum()), len(right)).proportion_ci(LEVEL, method="wilson")
