@@ -3,8 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all check lint types bench bench-quick bench-deployment bench-scale bench-processes \
-	pictures experiments clean
+.PHONY: setup demo test test-all check lint types bench bench-quick bench-compress bench-deployment bench-scale \
+	bench-processes pictures experiments clean
 
 setup: $(READY)
 
@@ -36,6 +36,9 @@ bench: $(READY)
 
 bench-quick: $(READY)
 	$(BIN)/python benchmarks/speed.py --quick
+
+bench-compress: $(READY)
+	$(BIN)/python benchmarks/compress.py
 
 bench-deployment: $(READY)
 	$(BIN)/python benchmarks/deployment.py

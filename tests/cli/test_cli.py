@@ -343,7 +343,7 @@ def test_the_list_of_settings_has_the_names_that_a_user_types(command, tmp_path,
 
 
 def test_help_speaks_of_layers(capsys):
-    for command in ("prune", "score", "compare", "report", "table", "export", "methods", "demo"):
+    for command in ("prune", "compress", "score", "compare", "report", "table", "export", "methods", "demo"):
         assert main([command, "--help"]) == 0
         assert "site" not in capsys.readouterr().out.lower()
 

@@ -268,8 +268,21 @@ def demo(out: Path | None, settings: dict[str, Any], *, resume: bool, quiet: boo
         except OSError as error:
             raise GnormError(f"Can't save the demo's model: {error}.") from error
     prune(str(assets.model), str(assets.data), folder, settings, resume=resume, quiet=quiet, as_json=as_json)
-    if not as_json:
-        console.show_next_steps(folder)
+    if as_json:
+        return
+    smaller = folder.with_name(f"{folder.name}-compressed")
+    if not quiet:
+        console.say(f"\nThe same model with heads and neurons removed, and what is left fitted ({smaller}):")
+    settings = {"macs": DEMO_MACS, "rounds": DEMO_ROUNDS, "seed": settings["seed"]}
+    compress(
+        str(assets.model), str(assets.data), smaller, settings,
+        resume=resume and smaller.exists(), quiet=quiet, as_json=False,
+    )  # fmt: skip
+    console.show_next_steps(folder, smaller)
+
+
+DEMO_MACS, DEMO_ROUNDS = 0.4, 8
+"""What the demo compresses its model to: the share of multiplications, and in how many rounds."""
 
 
 def _free_folder(parent: Path, name: str, *, resume: bool) -> Path:

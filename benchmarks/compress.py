@@ -1,0 +1,142 @@
+"""What a round of a compression costs, in plain forward passes: `make bench-compress` writes to docs/performance.md.
+
+MiniLM's shape, 256 rows to score on, 2,048 to calibrate on, 20 rounds to a quarter of the multiplications. All figures
+are ratios within one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from pages import write
+from rivals import plain_forward
+from speed import bert, sentences
+
+from greedy_gnorm.data.batches import Batches
+from greedy_gnorm.model.sites import Sites, find_sites
+from greedy_gnorm.model.sizes import MEGABYTE
+from greedy_gnorm.model.surgery import remove
+from greedy_gnorm.passes.calibration import Calibration
+from greedy_gnorm.pruning.budget import Budget, Target, even_schedule, part_of, pick_round
+from greedy_gnorm.pruning.costs import Costs, shape_for
+from greedy_gnorm.recovery.least_squares import SOLVERS, NormalEquations, Recovery
+from greedy_gnorm.report.tables import as_markdown
+from greedy_gnorm.scores import SCORES
+from greedy_gnorm.tasks.objectives import OBJECTIVES
+
+PAGE = "performance.md"
+MINILM: dict[str, Any] = {
+    "hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12,
+}  # fmt: skip
+LENGTHS = (10, 40)
+
+
+class Timer:
+    """Adds up the seconds of a function."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.seconds = function, 0.0
+
+    def __call__(self, *arguments: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return self.function(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - start
+
+
+def models() -> tuple[Sites, Sites]:
+    """The unpruned model, and a copy to prune."""
+    sites = bert(**MINILM)
+    return find_sites(sites.model), find_sites(copy.deepcopy(sites.model))
+
+
+def rounds(scoring: Batches, calibration: Batches, count: int, share: float = 0.25) -> list[list[str]]:
+    """Seconds of all rounds, by what they are spent on, over what they may take."""
+    original, sites = models()
+    forwards = {}
+    for name, rows in (("scoring", scoring), ("calibration", calibration)):
+        plain_forward(original.model, rows)
+        start = time.perf_counter()
+        plain_forward(original.model, rows)
+        forwards[name] = time.perf_counter() - start
+    costs = Costs(sites, 4, shape_for(None, calibration))
+    start_cost = costs.of(sites)
+    target = Target("share", "multiplications", share * part_of(start_cost, "multiplications"))
+    budget = Budget((target,), start_cost, even_schedule(count))
+    score = Timer(lambda: SCORES["fisher"](sites, scoring, OBJECTIVES["loss"]))
+    recovery = Timer(Recovery("least-squares", SOLVERS["least-squares"], Calibration(original, calibration)))
+    own, timer = NormalEquations.add, Timer(NormalEquations.add)
+    NormalEquations.add = lambda self, *rows: timer(self, *rows)  # type: ignore[method-assign]
+    try:
+        for number in range(1, count + 1):
+            scores = score()
+            remove(sites, pick_round(scores, sites, scores.order(), budget, costs, number))
+            recovery(sites)
+            print(f"round {number}: {recovery.seconds:.0f} s", flush=True)
+    finally:
+        NormalEquations.add = own  # type: ignore[method-assign]
+    gram, fitted = timer.seconds, recovery.seconds - timer.seconds
+    allowed = 4 * count * forwards["scoring"] + count * forwards["calibration"] + gram
+    spent = score.seconds + recovery.seconds
+    scored, calibrated = count * forwards["scoring"], count * forwards["calibration"]
+    of_scoring, of_calibration = (f"plain forwards of the {rows} rows per round" for rows in ("scoring", "calibration"))
+    whole = "time / (4 scoring forwards, 1 calibration forward and the products per round)"
+    return [
+        ["scoring", of_scoring, "<= 4", f"{score.seconds / scored:.2f}"],
+        ["fitting, without products", of_calibration, "<= 1", f"{fitted / calibrated:.2f}"],
+        ["products X'X and X'Y", of_calibration, "", f"{gram / calibrated:.2f}"],
+        ["all rounds", whole, "<= 1", f"{spent / allowed:.2f}"],
+    ]
+
+
+def peak(what: str, tokens: int) -> int:
+    """The largest memory of a process that runs the model, or that fits it, in bytes."""
+    here = [sys.executable, str(Path(__file__).resolve()), "--memory", what, "--tokens", str(tokens)]
+    return int(subprocess.run(here, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def _memory_here(what: str, tokens: int) -> None:
+    calibration = sentences(tokens // 25, *LENGTHS)
+    original, sites = models()
+    plain_forward(original.model, calibration)
+    if what == "fitting":
+        remove(sites, [unit for unit in sites.survivors() if unit.index % 2])
+        Recovery("least-squares", SOLVERS["least-squares"], Calibration(original, calibration))(sites)
+    print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def memory() -> list[list[str]]:
+    """Memory that fitting needs beyond running the model, by the number of calibration tokens."""
+    cells = []
+    for tokens in (8_192, 65_536):
+        extra = peak("fitting", tokens) - peak("forward", tokens)
+        cells.append([f"{tokens:,}", f"{extra / MEGABYTE:.0f}"])
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--memory", choices=("forward", "fitting"), help=argparse.SUPPRESS)
+    parser.add_argument("--tokens", type=int, default=65_536, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.memory:
+        _memory_here(given.memory, given.tokens)
+        return
+    cells = rounds(sentences(256, *LENGTHS), sentences(2048, *LENGTHS), given.rounds)
+    threads = f"{torch.get_num_threads()} threads, {given.rounds} rounds."
+    write(PAGE, "compress", threads + "\n\n" + as_markdown(["work", "measure", "to reach", "measured"], cells))
+    write(PAGE, "compress-memory", as_markdown(["calibration tokens", "MB beyond running the model"], memory()))
+
+
+if __name__ == "__main__":
+    main()
