@@ -180,6 +180,17 @@ def compared(folder: Path) -> Any:
     return {"masks": masks, "curves": {name: len(walks) for name, walks in walked.curves.items()}}
 
 
+def compressed(folder: Path) -> Any:
+    """Normal equations are sums over both processes."""
+    with process_group(print):
+        run = gg.compress(str(folder / "model"), str(folder / "rows.jsonl"), out=folder / "compressed", **COMPRESSION)
+    return [[list(unit) for unit in step.removed] for step in run.steps]
+
+
+COMPRESSION = {
+    "macs": 0.5, "rounds": 3, "samples": 12, "calibration_tokens": 300, "tokens_per_batch": 64, "measure_speed": False
+}  # fmt: skip
+
 COMPARISON = {
     "methods": "greedy-gnorm,ae,random", "runs": 2, "trajectories": 3, "samples": 12, "protect": [(0, 1), (0, 2)]
 }  # fmt: skip
@@ -191,7 +202,7 @@ def inputs(folder: Path) -> list[str]:
 
 SCENARIOS = (
     exchange, large, slow, killed_while_the_first_waits, killed_while_the_first_works, first_killed, error_in_a_score,
-    error_in_a_walk, unexpected_error, interrupted, compared,
+    error_in_a_walk, unexpected_error, interrupted, compared, compressed,
 )  # fmt: skip
 
 

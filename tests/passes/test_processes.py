@@ -17,8 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import LABEL_NAMES, tiny_model, tiny_rows, tiny_tokenizer
-from passes.ranks import COMPARISON
+from passes.ranks import COMPARISON, COMPRESSION
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli.app import main
@@ -319,6 +320,17 @@ def test_a_comparison_over_processes_has_the_same_tables(scenarios, place):
     assert {path.name for path in (place / "two" / "parts").iterdir()} == {
         path.name for path in (place / "one" / "parts").iterdir()
     }
+
+
+@pytest.mark.filterwarnings("ignore:The calibration rows have")
+def test_a_compression_over_processes_has_the_same_order_and_weights(scenarios, place):
+    alone = gg.compress(place / "model", place / "rows.jsonl", **COMPRESSION)
+    for process in scenarios["compressed"]:
+        assert process["code"] == 0, process["err"]
+        assert process["value"] == [[list(unit) for unit in step.removed] for step in alone.steps]
+    together = gg.load(place / "compressed" / "model")
+    for ours, theirs in zip(together.parameters(), alone.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 def test_where_all_walks_begin_and_end_is_measured_once(scenarios):

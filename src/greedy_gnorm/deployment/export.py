@@ -237,6 +237,8 @@ def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: st
         raise DataError(
             f"{described[use]['source']} has changed since the run was evaluated on it: give rows with --data."
         )
+    if any(batch.labels is None for batch in sets[use]):
+        raise DataError("Quality in 8 bits needs labelled rows, and this run had none: give them with --data.")
     return sets[use]
 
 
