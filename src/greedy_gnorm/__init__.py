@@ -1,4 +1,4 @@
-"""Prune attention heads from Hugging Face transformer models: Greedy-Gnorm, exact and fast."""
+"""Make Hugging Face transformers smaller and faster without retraining, with a record of what it costs."""
 
 from importlib import import_module
 from importlib.metadata import version
