@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import UnsupportedModel
-from greedy_gnorm.model.modes import frozen
+from greedy_gnorm.model.modes import evaluating, frozen
 from greedy_gnorm.model.sites import Site, Sites
 from greedy_gnorm.passes.layers import replace_forward
 from greedy_gnorm.tasks.task import task_of
@@ -75,9 +76,11 @@ class Calibration:
         self.original = original
         self.batches = batches
         self._spill = Spill()
+        if getattr(_config(original), "chunk_size_feed_forward", 0):
+            raise UnsupportedModel("Recovery reads feed-forwards as a whole: set chunk_size_feed_forward to 0.")
         unknown = next((site for site in original if site.sum is None), None)
         if unknown is not None:
-            family = unknown_family(original.model)
+            family = str(_config(original).model_type)
             raise UnsupportedModel(
                 f"It is not known where {family} models add the output of {unknown} to its residual."
             )
@@ -116,6 +119,26 @@ class Calibration:
         """Each site in running order, with its samples and targets; fit the site before asking for the next one."""
         return (_through_layers if sites.layers else _through_model)(sites, self)
 
+    @cached_property
+    def layers_end_with_sums(self) -> bool:
+        """Whether the output of each layer is what its last site's sum is turned into, as in post-norm models."""
+        sums: list[Tensor] = []
+        ends: list[Tensor] = []
+        with ExitStack() as stack, evaluating(self.original.model), torch.no_grad():
+            for layer in self.original.layers:
+                stack.enter_context(_after(_sum_of(layer.sites[-1]), sums.append))
+                stack.enter_context(_after(layer.module, ends.append))
+            self.original.model(**self.batches.items[0].inputs)
+        return all(total is end for total, end in zip(sums, ends, strict=True))
+
+    def keep(self, number: int, sample: Sample) -> None:
+        """Store the sample of a batch at the last site of the present layer."""
+        self._spill[f"inputs-{number}"], self._spill[f"residuals-{number}"] = sample
+
+    def kept(self, number: int) -> Sample:
+        """The sample that was stored for a batch."""
+        return Sample(self._spill[f"inputs-{number}"], self._spill[f"residuals-{number}"])
+
     def hidden(self, number: int) -> Tensor:
         """What enters the present layer of the pruned model in a batch."""
         return self._spill[f"hidden-{number}"]
@@ -125,10 +148,8 @@ class Calibration:
         self._spill[f"hidden-{number}"] = hidden
 
 
-def unknown_family(model: nn.Module) -> str:
-    """The model's type, for messages."""
-    config: Any = model.config
-    return str(config.model_type)
+def _config(sites: Sites) -> Any:
+    return sites.model.config
 
 
 def _through_model(sites: Sites, calibration: Calibration) -> Iterator[tuple[Site, Iterator[tuple[Sample, Target]]]]:
@@ -157,22 +178,35 @@ def _through_layers(sites: Sites, calibration: Calibration) -> Iterator[tuple[Si
     for number, batch in enumerate(calibration.batches):
         calibration.advance(number, _run_layer(sites, 0, batch, None, lambda hidden, layer: hidden))
     for place, layer in enumerate(sites.layers):
+        read: set[int] = set()  # the batches whose samples of the last site are stored
         for site in layer.sites:
 
-            def samples(site: Site = site, place: int = place) -> Iterator[tuple[Sample, Target]]:
+            def samples(
+                site: Site = site, place: int = place, read: set[int] = read
+            ) -> Iterator[tuple[Sample, Target]]:
                 for number, batch in enumerate(calibration.batches):
-                    yield (
-                        _layer_sample(sites, site, place, batch, calibration.hidden(number)),
-                        calibration.target(site, number),
-                    )
+                    sample = _layer_sample(sites, site, place, batch, calibration.hidden(number))
+                    if site is sites.layers[place].sites[-1] and calibration.layers_end_with_sums:
+                        calibration.keep(number, sample)
+                        read.add(number)
+                    yield sample, calibration.target(site, number)
 
             yield site, samples()
         if place + 1 < len(sites.layers):
             for number, batch in enumerate(calibration.batches):
                 hidden = calibration.hidden(number)
-                calibration.advance(
-                    number, _run_layer(sites, place, batch, hidden, lambda hidden, layer: layer(hidden))
-                )
+                if number in read:
+                    hidden = _end_of_layer(layer.sites[-1], batch, hidden, calibration.kept(number))
+                else:
+                    hidden = _run_layer(sites, place, batch, hidden, lambda hidden, layer: layer(hidden))
+                calibration.advance(number, hidden)
+
+
+def _end_of_layer(site: Site, batch: Batch, hidden: Tensor, sample: Sample) -> Tensor:
+    """The output of a layer from what its last site receives; padding, which nothing reads, is zero."""
+    result = torch.zeros_like(hidden)
+    result[batch.real_tokens().bool()] = _sum_of(site)(site.output(sample.inputs) + sample.residuals)
+    return result
 
 
 def _layer_sample(sites: Sites, site: Site, place: int, batch: Batch, hidden: Tensor) -> Sample:

@@ -1,4 +1,4 @@
-"""Recovering quality after units are removed, without labels: least squares and distillation.
+"""Recovering quality after units are removed, without labels and without training: least squares.
 
-Empty so far. Nothing in here will choose units or read files.
+Nothing in here chooses units, reads files or knows about runs.
 """
