@@ -367,6 +367,8 @@ def _perform(
         if timed and is_first():
             choices = _timed_choices(choices, unpruned, steps, given, units)
         pruned = at_step(unpruned, steps, chosen, units, recovery)
+        if recovery is not None:
+            recovery.calibration.clear()  # gigabytes on disk, and computed again when another step is rebuilt
         tests = None if test is None else _tested(unpruned, pruned, test, given)
         run = Run(steps, steps[chosen], pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices)
         if journal is None:

@@ -291,3 +291,18 @@ def test_normal_equations_of_parts_are_those_of_the_whole():
             equations.products, ((x - means[0]) * w[:, None]).mT @ (y - means[1]), rtol=1e-10, atol=1e-9
         )
         torch.testing.assert_close(equations.mean_input, means[0])
+
+
+def test_a_full_disk_is_told(monkeypatch):
+    model = tiny_model("bert")
+    recovery = recovery_for(model)
+
+    def full(self, path):
+        raise OSError(28, "No space left on device")
+
+    class Full(np.ndarray):
+        tofile = full
+
+    monkeypatch.setattr(torch.Tensor, "numpy", lambda tensor: np.zeros(1).view(Full))
+    with pytest.raises(gg.GnormError, match="Set TMPDIR to a folder on a disk with more room"):
+        refitted(model, [GONE], recovery)

@@ -168,7 +168,10 @@ def _read_labels(
                 columns[place] = read_labels(splits[split], name, split)
             elif needed:
                 present = ", ".join(splits[split].column_names)
-                raise DataError(f"Which column is the label? Give its name with --label. Columns: {present}.")
+                raise DataError(
+                    f"Which column is the label? Give its name with --label. Columns: {present}. Without labels, use "
+                    f"--labels own."
+                )
         except DataError as error:
             if needed:
                 raise

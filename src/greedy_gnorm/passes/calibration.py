@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from greedy_gnorm.data.batches import Batch, Batches
-from greedy_gnorm.errors import UnsupportedModel
+from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.modes import evaluating, frozen
 from greedy_gnorm.model.sites import Site, Sites
 from greedy_gnorm.passes.layers import replace_forward
@@ -59,8 +59,14 @@ class Spill:
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
         self._kinds[name] = tensor.dtype, tensor.shape, tensor.device
-        exact = tensor.detach().to("cpu", torch.promote_types(tensor.dtype, torch.float32))
-        exact.contiguous().numpy().tofile(Path(self._folder.name) / name)
+        exact = tensor.detach().to("cpu", torch.promote_types(tensor.dtype, torch.float32)).contiguous().numpy()
+        try:
+            exact.tofile(Path(self._folder.name) / name)
+        except OSError as error:
+            raise GnormError(
+                f"Can't store activations in {self._folder.name}: {error.strerror or error}. Set TMPDIR to a folder on a "
+                f"disk with more room, or use fewer --calibration-tokens."
+            ) from error
 
     def __getitem__(self, name: str) -> Tensor:
         dtype, shape, device = self._kinds[name]
