@@ -64,8 +64,8 @@ class Spill:
             exact.tofile(Path(self._folder.name) / name)
         except OSError as error:
             raise GnormError(
-                f"Can't store activations in {self._folder.name}: {error.strerror or error}. Set TMPDIR to a folder on a "
-                f"disk with more room, or use fewer --calibration-tokens."
+                f"Can't store activations in {self._folder.name}: {error.strerror or error}. Set TMPDIR to a folder on "
+                f"a disk with more room, or use fewer --calibration-tokens."
             ) from error
 
     def __getitem__(self, name: str) -> Tensor:
