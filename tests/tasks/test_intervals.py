@@ -35,7 +35,7 @@ def test_a_change_is_paired():
     after = before.copy()
     after[:4] = ~after[:4]  # four rows change, whatever the other 396 are
     low, high = difference_interval(TASK, answers(before), answers(after))
-    assert -0.02 < low <= high < 0.02
+    assert -0.025 < low <= high < 0.025  # unpaired it would be about 0.055 wide on each side
     assert difference_interval(TASK, answers(before), answers(before)) == (0.0, 0.0)
 
 
@@ -66,11 +66,11 @@ def test_other_measures_are_resampled():
 def test_tasks_predict_and_draw_labels():
     import torch
 
-    outputs = torch.tensor([[4.0, -4.0], [-4.0, 4.0]]).repeat(500, 1)
+    outputs = torch.tensor([[2.0, -2.0], [-2.0, 2.0]]).repeat(500, 1)
     single = task_of(tiny_model("bert", num_labels=2))
     drawn = single.drawn_labels(outputs, torch.Generator().manual_seed(0))
     assert single.predicted_labels(outputs).tolist() == [0, 1] * 500
-    assert 0.99 <= float((drawn == single.predicted_labels(outputs)).float().mean()) < 1.0
+    assert 0.95 <= float((drawn == single.predicted_labels(outputs)).float().mean()) < 1.0
     several = task_of(tiny_model("bert", num_labels=2, problem_type="multi_label_classification"))
     assert several.predicted_labels(outputs)[:2].tolist() == [[1.0, 0.0], [0.0, 1.0]]
     assert set(several.drawn_labels(outputs, torch.Generator().manual_seed(0)).flatten().tolist()) == {0.0, 1.0}
