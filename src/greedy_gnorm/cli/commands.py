@@ -17,7 +17,6 @@ from greedy_gnorm.api import score as run_score
 from greedy_gnorm.api import take_step
 from greedy_gnorm.cli import console
 from greedy_gnorm.cli.interrupts import Interrupts
-from greedy_gnorm.comparison.analysis import solutions_table, summary_table
 from greedy_gnorm.demo import prepare
 from greedy_gnorm.deployment.export import export as run_export
 from greedy_gnorm.errors import GnormError, Interrupted
@@ -29,7 +28,7 @@ from greedy_gnorm.pruning.rules import RULES
 from greedy_gnorm.records.files import write_bytes, write_json, writing_to
 from greedy_gnorm.report import figures
 from greedy_gnorm.report.parameters import parameter_table
-from greedy_gnorm.report.tables import as_csv, as_markdown
+from greedy_gnorm.report.tables import as_csv, as_markdown, comparison_tables
 from greedy_gnorm.report.writer import LiveReport, write_report
 from greedy_gnorm.scores import SCORES, Score, score_with
 from greedy_gnorm.tasks.objectives import OBJECTIVES
@@ -182,7 +181,7 @@ def compare(model: str, data: str, out: Path, settings: dict[str, Any], *, quiet
             raise Interrupted(out / "experiment.json") from None
     if not is_first():
         return
-    tables = {"comparison": summary_table(result), "solutions": solutions_table(result)}
+    tables = comparison_tables(result)
     if as_json:
         rows = {
             name: [dict(zip(columns, row, strict=True)) for row in cells] for name, (columns, cells) in tables.items()
@@ -193,7 +192,7 @@ def compare(model: str, data: str, out: Path, settings: dict[str, Any], *, quiet
         console.show_table(columns, cells)
     if not quiet:
         console.draw_comparison(result)
-    console.show_files(out)
+    console.show_files(out, joint=result.joint)
 
 
 def table(model: str, removed: int | None, form: str, *, trust_remote_code: bool) -> None:

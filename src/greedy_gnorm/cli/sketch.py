@@ -1,12 +1,14 @@
-"""A run in characters, for a terminal: the mask and the curve."""
+"""A run in characters, for a terminal: the mask or the units left in each layer, and the curve."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from greedy_gnorm.report.compression import Kept
 from greedy_gnorm.units import SiteInfo, Unit, layer_names
 
 Points = Sequence[tuple[float, float]]
@@ -14,6 +16,7 @@ Points = Sequence[tuple[float, float]]
 BLOCKS, PLAIN_BLOCKS = " ▁▂▃▄▅▆▇█", " .:#"
 CELLS, PLAIN_CELLS = "·■", ".#"  # removed, kept
 WIDTH, HEIGHT = 48, 4
+BAR = 16  # the width of a full bar
 
 
 def mask(model: Mapping[str, Any], removed: Sequence[Unit], *, plain: bool = False) -> list[str]:
@@ -28,6 +31,29 @@ def mask(model: Mapping[str, Any], removed: Sequence[Unit], *, plain: bool = Fal
         row = " ".join(cells[Unit(place, index) not in gone] for index in range(site.units))
         shared = f"  in {site.applications} layers" if site.applications > 1 else ""
         lines.append(f"{names[place]:>{width}}  {row}{shared}")
+    return lines
+
+
+def bars(kinds: Sequence[Kept], step: int, *, plain: bool = False) -> list[str]:
+    """A line for each layer: its name, and for each kind of unit a bar of those that are left, and their number."""
+    cells = PLAIN_CELLS if plain else CELLS
+    names = list(dict.fromkeys(name for each in kinds for name in each.layers))
+    width = max(3, *map(len, names))
+    lines = []
+    for name in names:
+        parts = []
+        for each in kinds:
+            digits = len(f"{max(each.totals):,}")
+            if name not in each.layers:
+                parts.append(" " * (BAR + 2 * digits + 5 + len(each.words)))
+                continue
+            place = each.layers.index(name)
+            left, total = each.left[step][place], each.totals[place]
+            full = math.ceil(BAR * left / total) if total else 0
+            parts.append(
+                f"{cells[1] * full}{cells[0] * (BAR - full)} {left:{digits},} of {total:{digits},} {each.words}"
+            )
+        lines.append(f"{name:>{width}}  {'   '.join(parts)}".rstrip())
     return lines
 
 

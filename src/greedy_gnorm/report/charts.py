@@ -74,11 +74,16 @@ def explorer(measure: Measure) -> dict[str, Chart]:
 def kept_bars(words: str) -> Chart:
     """The units of one kind that each layer has left; the page's script fills it and sets the colours."""
     bar = {"orientation": "h", "x": [], "y": [], "hovertemplate": "%{hovertext}<extra></extra>"}
-    inside = {"textposition": "inside", "insidetextanchor": "start", "textfont": {"color": "#ffffff", "size": 12}}
+    inside = {
+        "textposition": "inside",
+        "insidetextanchor": "start",
+        "textangle": 0,
+        "textfont": {"color": "#ffffff", "size": 12},
+    }
     traces = [go.Bar(**bar, **inside, meta=name, marker={"line": {"width": 0}}) for name in ("kept", "removed")]
     return _chart(
         traces, barmode="stack", bargap=0.25, margin={"l": 56, "r": 16, "t": 8, "b": 46},
-        xaxis={"title": {"text": words.capitalize()}},
+        xaxis={"title": {"text": words.capitalize()}, "tickformat": ","},
         yaxis={"autorange": "reversed", "type": "category", "title": {"text": "Layer"}},
     )  # fmt: skip
 
@@ -238,16 +243,17 @@ def against_speed(points: Sequence[tuple[str, float, float, str]], measure: Meas
     ordered = sorted(points, key=lambda point: point[1])
     names, speeds, values, texts = zip(*ordered, strict=True)
     symbols = [{"unpruned": "circle-open", "solution": "star"}.get(name, "circle") for name in names]
+    places = [("top center", "bottom center")[place % 2] for place in range(len(names))]  # close labels stay apart
     line = go.Scatter(
         x=_rounded(speeds, 3), y=_rounded(values), mode="lines+markers+text", text=[safe(name) for name in names],
-        textposition="top center", customdata=[safe(text) for text in texts], cliponaxis=False,
+        textposition=places, customdata=[safe(text) for text in texts], cliponaxis=False,
         line={"color": COLOURS[0], "width": 2}, marker={"size": 11, "symbol": symbols},
         hovertemplate="%{text}: %{y:.4f}, %{x:.2f} times as fast (%{customdata})<extra></extra>",
     )  # fmt: skip
     return _chart(
         [line],
         margin={"l": 64, "r": 40, "t": 36, "b": 52},
-        xaxis={"title": {"text": "Measured speed (times the unpruned model's)"}},
+        xaxis={"title": {"text": "Measured speed (unpruned = 1)"}},
         yaxis={"title": {"text": _title(measure)}},
     )
 

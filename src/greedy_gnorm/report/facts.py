@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from greedy_gnorm.comparison.analysis import Comparison, knee_heads, solutions_table, summary_table
+from greedy_gnorm.comparison.analysis import Comparison, knee_heads
 from greedy_gnorm.pruning.methods import JOINT
 from greedy_gnorm.pruning.run import units_at_start
 from greedy_gnorm.records import compact
 from greedy_gnorm.records.header import sources_of
 from greedy_gnorm.report.compression import COMPRESS, axis_title, counted, take_command
 from greedy_gnorm.report.page import Page, PageRun
-from greedy_gnorm.report.tables import choices_table, measure_title, megabytes, test_table
+from greedy_gnorm.report.tables import choices_table, comparison_tables, measure_title, megabytes, test_table
 from greedy_gnorm.settings import COMPRESSING, SETTINGS, Settings
 from greedy_gnorm.units import ATTENTION, FFN, UNIT_WORDS, Measure, SiteInfo, removed_by, unit_name
 
@@ -83,6 +83,7 @@ def compressed(page: Page) -> dict[str, Any]:
     left = page.work(run)
     work = f"{left[chosen.step]:.0f} %"
     kinds = [(kept.words, kept.gone(chosen.step), kept.total) for kept in run.kept]
+    parameters = ("Parameters", f"{chosen.parameters:,}", "", f"from {run.steps[0].parameters:,}")
     return {
         "kinds": [(words, f"{gone:,}", f"{total:,}") for words, gone, total in kinds],
         "work": work,
@@ -97,9 +98,9 @@ def compressed(page: Page) -> dict[str, Any]:
               for words, gone, total in kinds),
             (measure_title(page.measure), f"{after:.4f}", "", f"from {before:.4f} ({after - before:+.4f}) on {rows}"),
             (f"{page.part.capitalize()} left", work, "", f"{left[0] / left[chosen.step]:.2f} times fewer"),
-            ("Size ({})".format(run.precision.name), megabytes(chosen.bytes), " MB",
+            (f"Size ({run.precision.name})", megabytes(chosen.bytes), " MB",
              f"from {megabytes(run.steps[0].bytes)} MB ({chosen.bytes / run.steps[0].bytes - 1:+.1%})"),
-            *([("Parameters", f"{chosen.parameters:,}", "", f"from {run.steps[0].parameters:,}")] if len(kinds) == 1 else []),
+            *([parameters] if len(kinds) == 1 else []),
         ],
     }  # fmt: skip
 
@@ -136,38 +137,37 @@ def tests(page: Page) -> Table | None:
 
 
 def choices(page: Page) -> Table | None:
-    """The steps of a run that a user may prefer, each with the command that takes it."""
+    """The steps of a run that a user may prefer."""
     (run, *others) = page.runs
     if others or not run.choices:
         return None
     columns, cells = choices_table(run.choices, run.steps[0], page.measure)
-    commands = ["", *(take_command(run.journal.folder, choice.step) for choice in run.choices)]
     rows = f"{run.journal.header['data']['evaluation']['rows']:,}"
     return (
         f"Choices, by {page.quality.replace('_', ' ')} on the {rows} rows that a step is chosen on",
-        [*columns, "command"],
-        [[*row, text] for row, text in zip(cells, commands, strict=True)],
+        columns,
+        cells,
     )
+
+
+def take_commands(page: Page) -> list[tuple[str, str]]:
+    """The name of each choice of a run, and the command that writes it as a model."""
+    (run, *others) = page.runs
+    return [] if others else [(choice.name, take_command(run.journal.folder, choice.step)) for choice in run.choices]
 
 
 def tables(page: Page) -> list[Table]:
     """The tables of a comparison or of several runs, or the measured speed of one run."""
     if page.experiment is not None:
         comparison = Comparison(page.header, page.curves)
-        if comparison.joint:
-            title = f"{measure_title(page.measure)} by share of the multiplications left"
-            return [(f"{title} (mean ± standard deviation over runs; * marks the best)", *summary_table(comparison))]
-        return [
-            (
-                f"{measure_title(page.measure)} by share of heads removed (mean ± standard deviation over runs; "
-                "* marks the best)",
-                *summary_table(comparison),
-            ),
-            (
-                "At the knee of the curve (sizes as float32; mean ± standard deviation over runs; * marks the best)",
-                *solutions_table(comparison),
-            ),
-        ]
+        by = "the multiplications left" if comparison.joint else "heads removed"
+        titles = {
+            "comparison": f"{measure_title(page.measure)} by share of {by} (mean ± standard deviation over runs; "
+            "* marks the best)",
+            "solutions": "At the knee of the curve (sizes as float32; mean ± standard deviation over runs; * marks the "
+            "best)",
+        }
+        return [(titles[name], *table) for name, table in comparison_tables(comparison).items()]
     if len(page.runs) > 1 and page.joint:
         return [("The runs", _joint_columns(page), [_joint_row(run, page) for run in page.runs])]
     if len(page.runs) > 1:

@@ -115,6 +115,7 @@ def render(page: Page, *, live: bool = False) -> str:
         compressed=facts.compressed(page) if page.joint else None,
         tests=facts.tests(page),
         choices=facts.choices(page),
+        take_commands=facts.take_commands(page),
         boxes=[name for name in RANDOMS if len(page.curves.get(name, [])) >= charts.ENOUGH_FOR_BOXES],
         tables=facts.tables(page),
         steps=None if several else facts.step_table(page.runs[0]),
