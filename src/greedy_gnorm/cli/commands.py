@@ -27,6 +27,7 @@ from greedy_gnorm.pruning.methods import METHODS
 from greedy_gnorm.pruning.rules import RULES
 from greedy_gnorm.records.files import write_bytes, write_json, writing_to
 from greedy_gnorm.report import figures
+from greedy_gnorm.report.compression import head_places, scores_of_heads
 from greedy_gnorm.report.parameters import parameter_table
 from greedy_gnorm.report.tables import as_csv, as_markdown, comparison_tables
 from greedy_gnorm.report.writer import LiveReport, write_report
@@ -146,8 +147,10 @@ def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any],
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "scores.json", content)
-        for suffix, picture in figures.pictures(figures.heat_map(scores, name, sites)).items():
-            write_bytes(out / f"scores{suffix}", picture)
+        if heads := [sites[place] for place in head_places(sites)]:
+            heat_map = figures.heat_map(scores_of_heads(scores, sites), name, heads)
+            for suffix, picture in figures.pictures(heat_map).items():
+                write_bytes(out / f"scores{suffix}", picture)
     if as_json:
         console.show_json(content)
     elif not quiet:
@@ -158,9 +161,8 @@ def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any],
             within = float(np.nanmean(np.concatenate(list(scores.parts["half_width"]))))
             options = _options(score_with(name, settings["score_options"]))
             console.out.print(f"Scores to within ± {within:.4f} on average (95 %{options})", highlight=False)
-        console.out.print(
-            f"Scores {out / 'scores.json'}, heat map {out / 'scores.png'}", highlight=False, soft_wrap=True
-        )
+        drawn = f", heat map {out / 'scores.png'}" if heads else ""
+        console.out.print(f"Scores {out / 'scores.json'}{drawn}", highlight=False, soft_wrap=True)
 
 
 def compare(model: str, data: str, out: Path, settings: dict[str, Any], *, quiet: bool, as_json: bool) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from greedy_gnorm.comparison.analysis import Comparison, knee_heads
-from greedy_gnorm.pruning.methods import JOINT
+from greedy_gnorm.pruning.methods import JOINT, METHODS
 from greedy_gnorm.pruning.run import units_at_start
 from greedy_gnorm.records import compact
 from greedy_gnorm.records.header import sources_of
 from greedy_gnorm.report.compression import COMPRESS, axis_title, counted, take_command
 from greedy_gnorm.report.page import Page, PageRun
 from greedy_gnorm.report.tables import choices_table, comparison_tables, measure_title, megabytes, test_table
+from greedy_gnorm.scores import SCORES
 from greedy_gnorm.settings import COMPRESSING, SETTINGS, Settings
 from greedy_gnorm.units import ATTENTION, FFN, UNIT_WORDS, Measure, SiteInfo, removed_by, unit_name
 
@@ -365,14 +367,22 @@ def command(page: Page) -> str | None:
         objectives = {run.journal.header["config"]["objective"] for run in page.runs}
         words += _options(header["config"], {"method", "stop"} | ({"objective"} if len(objectives) > 1 else set()))
     else:
-        words += _options(header["config"], set(SETTINGS) - set(COMPRESSING) if page.joint else set(), page.joint)
+        words += _compress_options(header["config"]) if page.joint else _options(header["config"], set())
     return shlex.join([*words, "--out", "AGAIN"])
 
 
-def _options(config: dict[str, Any], without: set[str], compressing: bool = False) -> Iterator[str]:
-    """The settings that are not the defaults of the command, as on the command line."""
-    defaults = {**Settings().to_json(), **({"method": JOINT} if compressing else {})}
-    for name, default in defaults.items():
+def _compress_options(config: dict[str, Any]) -> Iterator[str]:
+    """The settings that are not the defaults of `gnorm compress`."""
+    method = str(config["method"])
+    own = SCORES[METHODS[method].score].objective if method in METHODS else None
+    return _options(config, set(SETTINGS) - set(COMPRESSING), {"method": JOINT, "objective": own})
+
+
+def _options(
+    config: dict[str, Any], without: set[str], defaults: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[str]:
+    """The settings that are not the defaults, as on the command line; `defaults` are those that a command changes."""
+    for name, default in {**Settings().to_json(), **defaults}.items():
         value = config.get(name, default)
         if name in without or value == default:
             continue
