@@ -147,8 +147,8 @@ def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any],
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "scores.json", content)
-        if heads := [sites[place] for place in head_places(sites)]:
-            heat_map = figures.heat_map(scores_of_heads(scores, sites), name, heads)
+        if attention := [sites[place] for place in head_places(sites)]:
+            heat_map = figures.heat_map(scores_of_heads(scores, sites), name, attention)
             for suffix, picture in figures.pictures(heat_map).items():
                 write_bytes(out / f"scores{suffix}", picture)
     if as_json:
@@ -161,7 +161,7 @@ def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any],
             within = float(np.nanmean(np.concatenate(list(scores.parts["half_width"]))))
             options = _options(score_with(name, settings["score_options"]))
             console.out.print(f"Scores to within ± {within:.4f} on average (95 %{options})", highlight=False)
-        drawn = f", heat map {out / 'scores.png'}" if heads else ""
+        drawn = f", heat map {out / 'scores.png'}" if attention else ""
         console.out.print(f"Scores {out / 'scores.json'}{drawn}", highlight=False, soft_wrap=True)
 
 

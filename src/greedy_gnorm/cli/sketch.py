@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,25 +36,24 @@ def mask(model: Mapping[str, Any], removed: Sequence[Unit], *, plain: bool = Fal
 
 def bars(kinds: Sequence[Kept], step: int, *, plain: bool = False) -> list[str]:
     """A line for each layer: its name, and for each kind of unit a bar of those that are left, and their number."""
-    cells = PLAIN_CELLS if plain else CELLS
     names = list(dict.fromkeys(name for each in kinds for name in each.layers))
+    bars_of = [dict(zip(each.layers, _bars(each, step, plain=plain), strict=True)) for each in kinds]
+    blanks = [" " * len(next(iter(each.values()))) for each in bars_of]
     width = max(3, *map(len, names))
     lines = []
     for name in names:
-        parts = []
-        for each in kinds:
-            digits = len(f"{max(each.totals):,}")
-            if name not in each.layers:
-                parts.append(" " * (BAR + 2 * digits + 5 + len(each.words)))
-                continue
-            place = each.layers.index(name)
-            left, total = each.left[step][place], each.totals[place]
-            full = math.ceil(BAR * left / total) if total else 0
-            parts.append(
-                f"{cells[1] * full}{cells[0] * (BAR - full)} {left:{digits},} of {total:{digits},} {each.words}"
-            )
+        parts = [each.get(name, blank) for each, blank in zip(bars_of, blanks, strict=True)]
         lines.append(f"{name:>{width}}  {'   '.join(parts)}".rstrip())
     return lines
+
+
+def _bars(kept: Kept, step: int, *, plain: bool) -> Iterator[str]:
+    """The bar of each layer, all of one length."""
+    cells = PLAIN_CELLS if plain else CELLS
+    digits = len(f"{max(kept.totals):,}")
+    for left, total in zip(kept.left[step], kept.totals, strict=True):
+        full = math.ceil(BAR * left / total) if total else 0
+        yield f"{cells[1] * full}{cells[0] * (BAR - full)} {left:{digits},} of {total:{digits},} {kept.words}"
 
 
 Axis = tuple[float, float]

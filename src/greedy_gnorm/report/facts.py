@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from greedy_gnorm.comparison.analysis import Comparison, knee_heads
@@ -374,15 +373,13 @@ def command(page: Page) -> str | None:
 def _compress_options(config: dict[str, Any]) -> Iterator[str]:
     """The settings that are not the defaults of `gnorm compress`."""
     method = str(config["method"])
-    own = SCORES[METHODS[method].score].objective if method in METHODS else None
-    return _options(config, set(SETTINGS) - set(COMPRESSING), {"method": JOINT, "objective": own})
+    objective = SCORES[METHODS[method].score].objective if method in METHODS else None
+    return _options(config, set(SETTINGS) - set(COMPRESSING), {"method": JOINT, "objective": objective})
 
 
-def _options(
-    config: dict[str, Any], without: set[str], defaults: Mapping[str, Any] = MappingProxyType({})
-) -> Iterator[str]:
-    """The settings that are not the defaults, as on the command line; `defaults` are those that a command changes."""
-    for name, default in {**Settings().to_json(), **defaults}.items():
+def _options(config: dict[str, Any], without: set[str], own: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """The settings that are not the defaults, as on the command line; `own` are those of the command."""
+    for name, default in {**Settings().to_json(), **(own or {})}.items():
         value = config.get(name, default)
         if name in without or value == default:
             continue
