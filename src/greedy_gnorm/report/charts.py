@@ -150,11 +150,12 @@ def _boxes(walks: Sequence[Points], name: str, look: Mapping[str, Any]) -> list[
     points = np.array(walks)  # (trajectories, steps, 2)
     stride = max(1, round(points.shape[1] / BOXES))
     across, values = points[0, ::stride, 0], points[:, ::stride, 1]
+    colour = MUTED if look["color"] == COLOURS[-1] else look["color"]  # black would hide the lines
     width = 0.6 * float(np.abs(np.diff(across)).min()) if len(across) > 1 else 0.6
     return [
         go.Box(
             x=np.repeat(across, len(walks)).tolist(), y=_rounded(values.T.ravel()), width=width, name=safe(name),
-            meta=name, marker={"color": look["color"], "size": 3}, line={"width": 1}, hoverinfo="x+y",
+            meta=name, marker={"color": colour, "size": 3}, line={"width": 1}, hoverinfo="x+y",
         )
     ]  # fmt: skip
 

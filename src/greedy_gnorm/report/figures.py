@@ -65,7 +65,7 @@ def work_figure(steps: Sequence[Step], solution: int, measure: Measure) -> Figur
         left[solution], values[solution], "o", color=ACCENT, markersize=8,
         label=f"solution: {left[solution]:.1f} % of the {part} left ({values[solution]:.3f})",
     )  # fmt: skip
-    axes.set(xlabel=axis_title(part), ylabel=measure_title(measure), xlim=(100, min(left[-1], 99)))
+    axes.set(xlabel=axis_title(part), ylabel=measure_title(measure), xlim=(101, min(left) - 1))
     axes.grid(color=LIGHT)
     axes.legend(frameon=False)
     return figure
@@ -82,6 +82,7 @@ def kept(kinds: Sequence[Kept], step: int) -> Figure:
         axes.bar_label(bars, [f"{count:,}" for count in each.left[step]], label_type="edge", padding=3, fontsize=8)
         axes.set(xlabel=each.words.capitalize(), ylabel="Layer", xlim=(0, 1.12 * max(each.totals)))
         axes.set_title(f"{sum(each.left[step]):,} of {each.total:,} {each.words} kept")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
     return figure
