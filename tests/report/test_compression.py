@@ -108,7 +108,8 @@ def test_the_page_of_a_compression_says_what_it_did(journal):
     heads, neurons = kept_units(journal.header, journal.steps)
     assert (
         f"Removed {heads.gone(4)} of 12 heads and {neurons.gone(4)} of 60 neurons; 50 % of the multiplications are "
-        "left; accuracy on 1,421 test rows went from 0.8037 to 0.8001 (95 % interval of the change: -0.0106 to +0.0035)."
+        "left; accuracy on 1,421 test rows went from 0.8037 to 0.8001 "
+        "(95 % interval of the change: -0.0106 to +0.0035)."
     ) in text
     assert "accuracy 0.8037 (0.7822 to 0.8235) 0.8001 (0.7784 to 0.8200) -0.0036 (-0.0106 to +0.0035)" in text
     assert "Rows for calibration source reviews.csv rows 400" in text

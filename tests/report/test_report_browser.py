@@ -421,5 +421,5 @@ def test_runs_of_all_kinds_can_be_chosen_on_one_page(browser, tmp_path):
     assert browser.ask("document.getElementById('mask').offsetParent !== null")
     assert np.array(chart(browser, "mask", "[0].z")).shape == (3, 4)
     assert not browser.ask("document.getElementById('kept-neurons').offsetParent")
-    assert browser.text("#now-neurons") == "–"
+    assert browser.text("#now-neurons") == "-"
     assert browser.complaints() == []

@@ -187,7 +187,7 @@
     if (!walk.kept) return say("now-heads", walk.gone[step]);
     for (const id of bars) {
       const units = kind(id);
-      say(`now-${id.slice("kept-".length)}`, units ? `${count(sum(units.totals) - sum(units.left[step]))} of ${count(sum(units.totals))}` : "–");
+      say(`now-${id.slice("kept-".length)}`, units ? `${count(sum(units.totals) - sum(units.left[step]))} of ${count(sum(units.totals))}` : "-");
     }
     say("now-work", `${walk.across[step].toFixed(1)} %`);
   }
