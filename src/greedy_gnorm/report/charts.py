@@ -82,7 +82,8 @@ def kept_bars(words: str) -> Chart:
     }
     traces = [go.Bar(**bar, **inside, meta=name, marker={"line": {"width": 0}}) for name in ("kept", "removed")]
     return _chart(
-        traces, barmode="stack", bargap=0.25, margin={"l": 56, "r": 16, "t": 8, "b": 46},
+        traces, barmode="stack", bargap=0.25, uniformtext={"mode": "hide", "minsize": 9},
+        margin={"l": 56, "r": 16, "t": 8, "b": 46},
         xaxis={"title": {"text": words.capitalize()}, "tickformat": ","},
         yaxis={"autorange": "reversed", "type": "category", "title": {"text": "Layer"}},
     )  # fmt: skip
@@ -129,8 +130,7 @@ def against_cost(curves: Curves, measure: Measure) -> Chart:
     part = cost_part(walk for walks in curves.values() for walk in walks)
     traces: list[Any] = []
     for name, look in line_styles(list(curves)).items():
-        across, values = aligned([work_curve(walk, measure, part) for walk in curves[name]])
-        walks = [list(zip(_rounded(across, 3), row, strict=True)) for row in values.tolist()]
+        walks = _on_one_axis([work_curve(walk, measure, part) for walk in curves[name]])
         boxes = name in RANDOMS and len(curves) > 1 and len(walks) >= ENOUGH_FOR_BOXES
         traces += (_boxes if boxes else _band)(walks, name, look)
     level = measure.of(next(iter(curves.values()))[0][0])
@@ -143,6 +143,12 @@ def against_cost(curves: Curves, measure: Measure) -> Chart:
         xaxis={"title": {"text": axis_title(part)}, "autorange": "reversed"},
         yaxis={"title": {"text": _title(measure)}},
     )
+
+
+def _on_one_axis(walks: Sequence[Points]) -> list[Points]:
+    """The same curves at the places of the first of them."""
+    across, values = aligned(walks)
+    return [list(zip(_rounded(across, 3), row, strict=True)) for row in values.tolist()]
 
 
 def _boxes(walks: Sequence[Points], name: str, look: Mapping[str, Any]) -> list[Any]:
@@ -160,12 +166,15 @@ def _boxes(walks: Sequence[Points], name: str, look: Mapping[str, Any]) -> list[
     ]  # fmt: skip
 
 
-def against_parameters(curves: Curves, measure: Measure) -> Chart:
-    """Quality against the parameters that are left, one line for each method."""
+def against_parameters(curves: Curves, measure: Measure, *, joint: bool = False) -> Chart:
+    """Quality against the parameters that are left, one line for each method.
+
+    The runs of `joint` methods have different numbers of parameters after the same round.
+    """
     traces: list[Any] = []
     for name, look in line_styles(list(curves)).items():
-        walks = [[(step.parameters, measure.of(step)) for step in walk] for walk in curves[name]]
-        traces += _band(walks, name, look)
+        walks = [[(float(step.parameters), measure.of(step)) for step in walk] for walk in curves[name]]
+        traces += _band(_on_one_axis(walks) if joint else walks, name, look)
     return _chart(
         traces,
         xaxis={"title": {"text": "Parameters"}, "autorange": "reversed"},

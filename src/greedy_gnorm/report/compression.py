@@ -107,7 +107,7 @@ def work_curve(steps: Sequence[Step], measure: Measure, part: str = MULTIPLICATI
 
 
 def aligned(curves: Sequence[Points]) -> tuple[list[float], Matrix]:
-    """The percentages of the first curve, and the quality of all curves there, (curves, percentages).
+    """The costs of the first curve, and the quality of all curves there, (curves, costs); costs go down.
 
     Rounds end at nearly the same cost, but not at exactly the same.
     """

@@ -15,7 +15,7 @@ from greedy_gnorm.report.compression import COMPRESS, axis_title, counted, take_
 from greedy_gnorm.report.page import Page, PageRun
 from greedy_gnorm.report.tables import choices_table, comparison_tables, measure_title, megabytes, test_table
 from greedy_gnorm.scores import SCORES
-from greedy_gnorm.settings import COMPRESSING, SETTINGS, Settings
+from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SETTINGS, Settings
 from greedy_gnorm.units import ATTENTION, FFN, UNIT_WORDS, Measure, SiteInfo, removed_by, unit_name
 
 Table = tuple[str, list[str], list[list[str]]]
@@ -364,9 +364,9 @@ def command(page: Page) -> str | None:
         words += ["--methods", ",".join(header["methods"])]
         words += ["--runs", str(header["runs"]), "--trajectories", str(header["trajectories"])]
         objectives = {run.journal.header["config"]["objective"] for run in page.runs}
-        words += _options(header["config"], {"method", "stop"} | ({"objective"} if len(objectives) > 1 else set()))
+        words += _options(header["config"], set(COMPARING) - ({"objective"} if len(objectives) > 1 else set()))
     else:
-        words += _compress_options(header["config"]) if page.joint else _options(header["config"], set())
+        words += _compress_options(header["config"]) if page.joint else _options(header["config"], set(PRUNING))
     return shlex.join([*words, "--out", "AGAIN"])
 
 
@@ -374,14 +374,14 @@ def _compress_options(config: dict[str, Any]) -> Iterator[str]:
     """The settings that are not the defaults of `gnorm compress`."""
     method = str(config["method"])
     objective = SCORES[METHODS[method].score].objective if method in METHODS else None
-    return _options(config, set(SETTINGS) - set(COMPRESSING), {"method": JOINT, "objective": objective})
+    return _options(config, set(COMPRESSING), {"method": JOINT, "objective": objective})
 
 
-def _options(config: dict[str, Any], without: set[str], own: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """The settings that are not the defaults, as on the command line; `own` are those of the command."""
+def _options(config: dict[str, Any], names: set[str], own: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """Those of the named settings that are not the defaults, as on the command line; `own` are the command's defaults."""
     for name, default in {**Settings().to_json(), **(own or {})}.items():
         value = config.get(name, default)
-        if name in without or value == default:
+        if name not in names or value == default:
             continue
         option = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):

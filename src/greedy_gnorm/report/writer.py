@@ -88,7 +88,7 @@ def render(page: Page, *, live: bool = False) -> str:
     if several:
         against = charts.against_cost if page.joint else charts.against_heads
         shown["comparison"] = against(page.curves, page.measure)
-        shown["comparison-parameters"] = charts.against_parameters(page.curves, page.measure)
+        shown["comparison-parameters"] = charts.against_parameters(page.curves, page.measure, joint=page.joint)
         shown["time"] = charts.time_by_method(page.curves)
     else:
         shown["time"] = charts.time_by_step(page.runs[0].steps)
