@@ -378,7 +378,7 @@ def _compress_options(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _options(config: dict[str, Any], names: set[str], own: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """Those of the named settings that are not the defaults, as on the command line; `own` are defaults of a command."""
+    """Those of the named settings that are not defaults, as on the command line; `own` are defaults of a command."""
     for name, default in {**Settings().to_json(), **(own or {})}.items():
         value = config.get(name, default)
         if name not in names or value == default:
