@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from greedy_gnorm.pruning.choices import choose
 from greedy_gnorm.pruning.curves import knee_of
-from greedy_gnorm.pruning.run import measure_of
+from greedy_gnorm.pruning.run import measure_of, unit_counts
 from greedy_gnorm.records.files import write_json
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.records.schema import SCHEMA
 from greedy_gnorm.settings import Settings
-from greedy_gnorm.units import Cost, Scores, Step, Unit
+from greedy_gnorm.units import Cost, Scores, Step, Unit, removed_by
 
 LATENCY = {
     "runtime": "torch", "batch": 8, "tokens": 128, "threads": 2, "repeats": 9, "before_ms": 200.0,
@@ -123,4 +125,98 @@ def comparison(folder: Path, methods: dict[str, int], **options: Any) -> Path:
             write_json(
                 journal.folder / "run.json", {key: value for key, value in journal.header.items() if key != "result"}
             )
+    return folder
+
+
+def joint_header(
+    layers: int = 3,
+    heads: int = 4,
+    neurons: int = 20,
+    *,
+    units: str = "both",
+    method: str = "joint-refit",
+    **options: Any,
+) -> dict[str, Any]:
+    """run.json of a compression before the first step."""
+    kinds = {"heads": [("attention", heads)], "ffn": [("ffn", neurons)]}
+    kinds["both"] = [*kinds["heads"], *kinds["ffn"]]
+    settings = {"macs": 0.5, "rounds": 4, **({"units": units} if units != "both" else {})}
+    head = header(method=method, **{**settings, **options})
+    head["model"]["sites"] = [
+        {"name": f"layer.{layer}.{kind}", "kind": kind, "layer": layer, "units": count, "applications": 1}
+        for layer in range(layers) for kind, count in kinds[units]
+    ]  # fmt: skip
+    scoring = head["data"]["scoring"]
+    parts = {"scoring": 100, "calibration": 400, "evaluation": 50, "test": 1421}
+    head["data"] = {name: {**scoring, "rows": rows} for name, rows in parts.items()}
+    shape = {"rows": 8, "tokens": 24.5, "squares": 700.0}
+    return {"command": "compress", **head, "shape": shape}
+
+
+def joint_walk(
+    folder: Path, head: dict[str, Any], *, rounds: int = 4, share: float = 0.5, finished: bool = True
+) -> Journal:
+    """The journal of a compression whose rounds remove the same share of what is left, down to `share`."""
+    journal = Journal.begin(folder, head)
+    chance = np.random.default_rng(head["seed"])
+    counts = [site["units"] for site in head["model"]["sites"]]
+    total = sum(counts)
+    left = {Unit(site, index) for site, count in enumerate(counts) for index in range(count)}
+    drop = 0.0001 * head["seed"]
+    for number in range(rounds + 1):
+        scores, gone, seconds = None, (), {"evaluate": 0.25}
+        if number:
+            scores = Scores([chance.uniform(0.1, 1, count) for count in counts])
+            scores = scores.without(set(scores.units()) - left)
+            gone = tuple(sorted(scores.order()[: len(left) - round(total * share ** (number / rounds))]))
+            left -= set(gone)
+            seconds = {"score": 0.5, "remove": 0.01, "recover": 2.0, "evaluate": 0.25}
+        accuracy = float(round(0.8 - (0.004 + drop) * number**2, 4))
+        quality = {"accuracy": accuracy, "macro_f1": accuracy - 0.01, "loss": 1 - accuracy}
+        parameters = 100_000 + 9_000 * len(left)
+        cost = Cost(parameters, 4 * parameters, 1_000_000 * len(left) // total)
+        stop = "--macs 0.5 is reached" if number == rounds and finished else None
+        journal.append(Step(number, gone, scores, quality, cost, seconds, stop))
+    if finished:
+        journal.finish(_joint_result(journal))
+    return journal
+
+
+def _joint_result(journal: Journal) -> dict[str, Any]:
+    """The result of a compression: the last step, tested, with choices of which all are timed."""
+    steps, measure = journal.steps, measure_of(journal.header)
+    gone = removed_by(steps)
+    choices = [
+        replace(choice, measured=round(0.9 * (choice.promised or 1), 3), milliseconds=180 / (choice.promised or 1))
+        for choice in choose(steps, measure)
+    ]
+    test = {
+        "rows": 1421,
+        "quality": {"accuracy": [0.8037, 0.8001], "macro_f1": [0.79, 0.78]},
+        "intervals": {"accuracy": {"before": [0.7822, 0.8235], "after": [0.7784, 0.82], "change": [-0.0106, 0.0035]}},
+    }
+    return {
+        "solution": len(steps) - 1,
+        **unit_counts(journal.header, gone),
+        "multiplications": [steps[0].cost.multiplications, steps[-1].cost.multiplications],
+        "test": test,
+        "choices": [choice.to_json() for choice in choices],
+        "latency": [LATENCY],
+    }
+
+
+def joint_comparison(folder: Path, methods: dict[str, int]) -> Path:
+    """The folder of a comparison of joint methods: so many runs of each."""
+    folder.mkdir()
+    head = joint_header(macs=None)
+    del head["command"]
+    runs = {"runs": 2, "trajectories": methods.get("joint-random", 1)}
+    write_json(folder / "experiment.json", {**head, "methods": list(methods), **runs})
+    for place, (method, count) in enumerate(methods.items()):
+        for run in range(count):
+            part = joint_header(method=method, seed=10 * place + run, macs=None)
+            del part["command"]
+            journal = joint_walk(folder / "parts" / f"{method}-{run}", part, rounds=8, share=0.25)
+            bare = {key: value for key, value in journal.header.items() if key != "result"}
+            write_json(journal.folder / "run.json", bare)
     return folder

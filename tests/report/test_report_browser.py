@@ -8,13 +8,14 @@ import re
 import numpy as np
 import pytest
 from browser import Browser, binaries, started
-from journals import RAGGED, comparison, header, walk
+from journals import RAGGED, comparison, header, joint_header, joint_walk, walk
 from selenium.webdriver.common.keys import Keys
 
 import greedy_gnorm as gg
 from greedy_gnorm.pruning.curves import curve, knee_of
 from greedy_gnorm.pruning.run import measure_of, sites_of
 from greedy_gnorm.records.journal import Journal
+from greedy_gnorm.report.compression import kept_units, percent_left
 from greedy_gnorm.units import Unit, as_matrix, unit_name
 
 if binaries() is None and "CI" not in os.environ:
@@ -369,3 +370,56 @@ def test_a_run_of_the_size_of_roberta_large_opens_at_once(browser, tmp_path):
     before = browser.ask("performance.now()")
     browser.press(Keys.ARROW_RIGHT)
     assert browser.ask("performance.now()") - before < 1000
+
+
+def test_the_bars_of_a_compression_follow_the_slider(browser, tmp_path):
+    journal = joint_walk(tmp_path / "run", joint_header())
+    browser.open(gg.write_report([journal.folder]))
+    kinds, work = kept_units(journal.header, journal.steps), percent_left(journal.steps, "multiplications")
+    assert browser.text("#now-step") == "4 of 4 (the solution)"
+    for number in (4, 0, 2):
+        browser.driver.execute_script(
+            "const slider = document.getElementById('step'); slider.value = arguments[0];"
+            "slider.dispatchEvent(new Event('input', {bubbles: true}))",
+            number,
+        )
+        for kept in kinds:
+            assert chart(browser, f"kept-{kept.words}", "[0].x") == kept.left[number]
+            gone = [total - left for total, left in zip(kept.totals, kept.left[number], strict=True)]
+            assert chart(browser, f"kept-{kept.words}", "[1].x") == gone
+            assert browser.text(f"#now-{kept.words}") == f"{kept.gone(number)} of {kept.total}"
+        assert chart(browser, "curve", "[4].x") == [round(work[number], 3)]
+        assert browser.text("#now-work") == f"{work[number]:.1f} %"
+        mask = np.array(chart(browser, "mask", "[0].z"))
+        assert mask.sum(1).tolist() == kinds[0].left[number]
+    assert not browser.ask("document.getElementById('to-knee').offsetParent")
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_compression_of_neurons_alone_has_no_mask(width, browser, tmp_path):
+    journal = joint_walk(tmp_path / "run", joint_header(units="ffn"))
+    browser.open(gg.write_report([journal.folder]), width=width)
+    assert not browser.ask("document.getElementById('mask').offsetParent")
+    assert browser.ask("document.getElementById('kept-neurons').offsetParent !== null")
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    browser.press(Keys.HOME)
+    assert browser.text("#now-neurons") == "0 of 60"
+    assert browser.complaints() == []
+
+
+def test_runs_of_all_kinds_can_be_chosen_on_one_page(browser, tmp_path):
+    journals = [
+        joint_walk(tmp_path / "ffn", joint_header(units="ffn", method="joint-rounds")),
+        walk(tmp_path / "heads", header()),
+    ]
+    browser.open(gg.write_report([journal.folder for journal in journals], tmp_path / "page.html"), part="#run=0")
+    assert not browser.ask("document.getElementById('mask').offsetParent")
+    browser.driver.execute_script(
+        "const runs = document.getElementById('walk'); runs.value = 1; runs.dispatchEvent(new Event('change'))"
+    )
+    assert browser.ask("document.getElementById('mask').offsetParent !== null")
+    assert np.array(chart(browser, "mask", "[0].z")).shape == (3, 4)
+    assert not browser.ask("document.getElementById('kept-neurons').offsetParent")
+    assert browser.text("#now-neurons") == "-"
+    assert browser.complaints() == []

@@ -17,7 +17,6 @@ from greedy_gnorm.api import score as run_score
 from greedy_gnorm.api import take_step
 from greedy_gnorm.cli import console
 from greedy_gnorm.cli.interrupts import Interrupts
-from greedy_gnorm.comparison.analysis import solutions_table, summary_table
 from greedy_gnorm.demo import prepare
 from greedy_gnorm.deployment.export import export as run_export
 from greedy_gnorm.errors import GnormError, Interrupted
@@ -28,8 +27,9 @@ from greedy_gnorm.pruning.methods import METHODS
 from greedy_gnorm.pruning.rules import RULES
 from greedy_gnorm.records.files import write_bytes, write_json, writing_to
 from greedy_gnorm.report import figures
+from greedy_gnorm.report.compression import head_places, scores_of_heads
 from greedy_gnorm.report.parameters import parameter_table
-from greedy_gnorm.report.tables import as_csv, as_markdown
+from greedy_gnorm.report.tables import as_csv, as_markdown, comparison_tables
 from greedy_gnorm.report.writer import LiveReport, write_report
 from greedy_gnorm.scores import SCORES, Score, score_with
 from greedy_gnorm.tasks.objectives import OBJECTIVES
@@ -147,8 +147,10 @@ def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any],
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "scores.json", content)
-        for suffix, picture in figures.pictures(figures.heat_map(scores, name, sites)).items():
-            write_bytes(out / f"scores{suffix}", picture)
+        if attention := [sites[place] for place in head_places(sites)]:
+            heat_map = figures.heat_map(scores_of_heads(scores, sites), name, attention)
+            for suffix, picture in figures.pictures(heat_map).items():
+                write_bytes(out / f"scores{suffix}", picture)
     if as_json:
         console.show_json(content)
     elif not quiet:
@@ -159,9 +161,8 @@ def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any],
             within = float(np.nanmean(np.concatenate(list(scores.parts["half_width"]))))
             options = _options(score_with(name, settings["score_options"]))
             console.out.print(f"Scores to within ± {within:.4f} on average (95 %{options})", highlight=False)
-        console.out.print(
-            f"Scores {out / 'scores.json'}, heat map {out / 'scores.png'}", highlight=False, soft_wrap=True
-        )
+        drawn = f", heat map {out / 'scores.png'}" if attention else ""
+        console.out.print(f"Scores {out / 'scores.json'}{drawn}", highlight=False, soft_wrap=True)
 
 
 def compare(model: str, data: str, out: Path, settings: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
@@ -182,7 +183,7 @@ def compare(model: str, data: str, out: Path, settings: dict[str, Any], *, quiet
             raise Interrupted(out / "experiment.json") from None
     if not is_first():
         return
-    tables = {"comparison": summary_table(result), "solutions": solutions_table(result)}
+    tables = comparison_tables(result)
     if as_json:
         rows = {
             name: [dict(zip(columns, row, strict=True)) for row in cells] for name, (columns, cells) in tables.items()
@@ -193,7 +194,7 @@ def compare(model: str, data: str, out: Path, settings: dict[str, Any], *, quiet
         console.show_table(columns, cells)
     if not quiet:
         console.draw_comparison(result)
-    console.show_files(out)
+    console.show_files(out, joint=result.joint)
 
 
 def table(model: str, removed: int | None, form: str, *, trust_remote_code: bool) -> None:

@@ -26,6 +26,7 @@ from greedy_gnorm.pruning.curves import curve
 from greedy_gnorm.pruning.methods import GREEDY
 from greedy_gnorm.pruning.run import Run, measure_of, sites_of, units_of
 from greedy_gnorm.records.journal import RUN_FILE, read_header
+from greedy_gnorm.report.compression import cost_part, is_compression, kept_units, work_curve
 from greedy_gnorm.report.tables import (
     LATENCY_COLUMNS,
     choices_table,
@@ -230,29 +231,51 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
 
 
 def draw_run(run: Run) -> None:
-    """The mask of the solution and the curve, in characters."""
-    draw_mask(run.header["model"], run.removed)
-    points, plain = curve(run.steps, run.measure), _is_plain()
+    """The mask of the solution, or the units that it has left, and the curve, in characters."""
+    plain, compressed = _is_plain(), is_compression(run.header)
+    if compressed:
+        _draw([*sketch.bars(kept_units(run.header, run.steps), run.solution.step, plain=plain), ""])
+    else:
+        draw_mask(run.header["model"], run.removed)
+    points = _work_points(run.steps, run.measure) if compressed else curve(run.steps, run.measure)
     if len(points) > 1:
         _draw([f"  {line}" for line in sketch.curve(points, plain=plain)])
         mark = " " * sketch.place(points, run.solution.step) + "^ solution"
-        caption = f"{_axis(run.measure, sketch.axis(points))}, after 0 to {points[-1][0]:.0f} heads removed"
+        along = _work_along([run.steps], points) if compressed else f"after 0 to {points[-1][0]:.0f} heads removed"
+        caption = f"{_axis(run.measure, sketch.axis(points))}, {along}"
         _draw([f"  {mark}", f"  {caption}", ""])
 
 
 def draw_comparison(comparison: Comparison) -> None:
-    """The mask at the knee of Greedy-Gnorm or the first method, and one curve for each method, in characters."""
-    name = GREEDY if GREEDY in comparison.curves else next(iter(comparison.curves))
-    walk = comparison.curves[name][0]
-    _draw([f"{name} at its knee:"])
-    draw_mask(comparison.header["model"], removed_by(walk[: solution(walk, comparison.measure).step + 1]))
-    curves = {method: curve(walks[0], comparison.measure) for method, walks in comparison.curves.items()}
+    """The mask at the knee of Greedy-Gnorm or the first method, and one curve for each method, in characters.
+
+    Walks towards a budget have curves only.
+    """
+    if not comparison.joint:
+        name = GREEDY if GREEDY in comparison.curves else next(iter(comparison.curves))
+        walk = comparison.curves[name][0]
+        _draw([f"{name} at its knee:"])
+        draw_mask(comparison.header["model"], removed_by(walk[: solution(walk, comparison.measure).step + 1]))
+    points_of = _work_points if comparison.joint else curve
+    curves = {method: points_of(walks[0], comparison.measure) for method, walks in comparison.curves.items()}
     longest, between = max(map(len, curves)), sketch.axis(*curves.values())
     for method, points in curves.items():
         (line,) = sketch.curve(points, between, height=1, plain=_is_plain())
         _draw([f"{method:{longest}}  {line}"])
-    caption = f"{_axis(comparison.measure, between)}, after 0 to {comparison.heads} heads removed"
+    along = f"after 0 to {comparison.heads} heads removed"
+    if comparison.joint:
+        along = _work_along([walks[0] for walks in comparison.curves.values()], next(iter(curves.values())))
+    caption = f"{_axis(comparison.measure, between)}, {along}"
     _draw([f"The first run of each method: {caption}", ""])
+
+
+def _work_points(steps: Sequence[Step], measure: Measure) -> list[tuple[float, float]]:
+    """(per cent of the cost saved, quality), which is drawn from left to right."""
+    return [(100 - left, quality) for left, quality in work_curve(steps, measure, cost_part([steps]))]
+
+
+def _work_along(walks: Sequence[Sequence[Step]], points: sketch.Points) -> str:
+    return f"from 100 % to {100 - points[-1][0]:.0f} % of the {cost_part(walks)}"
 
 
 def _axis(measure: Measure, between: sketch.Axis) -> str:
@@ -310,9 +333,10 @@ def show_next_steps(pruned: Path, compressed: Path) -> None:
         out.print(f"The parameters of {folder}: gnorm table {folder}", highlight=False, soft_wrap=True)
 
 
-def show_files(folder: Path) -> None:
+def show_files(folder: Path, *, joint: bool = False) -> None:
     """The files of a comparison."""
-    out.print("An asterisk marks the best value of a column. Sizes are in MB of float32.", highlight=False)
+    sizes = "" if joint else " Sizes are in MB of float32."
+    out.print(f"An asterisk marks the best value of a column.{sizes}", highlight=False)
     for name, place in (("Tables", "tables"), ("Figures", "figures"), ("Report", NAME)):
         out.print(f"{name:9}{folder / place}", highlight=False, soft_wrap=True)
 

@@ -1,12 +1,14 @@
-"""A run in characters, for a terminal: the mask and the curve."""
+"""A run in characters, for a terminal: the mask or the units left in each layer, and the curve."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from greedy_gnorm.report.compression import Kept
 from greedy_gnorm.units import SiteInfo, Unit, layer_names
 
 Points = Sequence[tuple[float, float]]
@@ -14,6 +16,7 @@ Points = Sequence[tuple[float, float]]
 BLOCKS, PLAIN_BLOCKS = " ▁▂▃▄▅▆▇█", " .:#"
 CELLS, PLAIN_CELLS = "·■", ".#"  # removed, kept
 WIDTH, HEIGHT = 48, 4
+BAR = 16  # the width of a full bar
 
 
 def mask(model: Mapping[str, Any], removed: Sequence[Unit], *, plain: bool = False) -> list[str]:
@@ -29,6 +32,28 @@ def mask(model: Mapping[str, Any], removed: Sequence[Unit], *, plain: bool = Fal
         shared = f"  in {site.applications} layers" if site.applications > 1 else ""
         lines.append(f"{names[place]:>{width}}  {row}{shared}")
     return lines
+
+
+def bars(kinds: Sequence[Kept], step: int, *, plain: bool = False) -> list[str]:
+    """A line for each layer: its name, and for each kind of unit a bar of those that are left, and their number."""
+    names = list(dict.fromkeys(name for each in kinds for name in each.layers))
+    bars_of = [dict(zip(each.layers, _bars(each, step, plain=plain), strict=True)) for each in kinds]
+    blanks = [" " * len(next(iter(each.values()))) for each in bars_of]
+    width = max(3, *map(len, names))
+    lines = []
+    for name in names:
+        parts = [each.get(name, blank) for each, blank in zip(bars_of, blanks, strict=True)]
+        lines.append(f"{name:>{width}}  {'   '.join(parts)}".rstrip())
+    return lines
+
+
+def _bars(kept: Kept, step: int, *, plain: bool) -> Iterator[str]:
+    """The bar of each layer, all of one length."""
+    cells = PLAIN_CELLS if plain else CELLS
+    digits = len(f"{max(kept.totals):,}")
+    for left, total in zip(kept.left[step], kept.totals, strict=True):
+        full = math.ceil(BAR * left / total) if total else 0
+        yield f"{cells[1] * full}{cells[0] * (BAR - full)} {left:{digits},} of {total:{digits},} {kept.words}"
 
 
 Axis = tuple[float, float]

@@ -106,6 +106,24 @@ RUN: dict[str, Any] = {
                 "promised": _nothing_or(_number),
             }
         ],
+        "test?": {
+            "rows": _count,
+            "quality": {"*": [_number]},
+            "intervals": {"*": {"before": [_number], "after": [_number], "change": [_number]}},
+        },
+        "choices?": [
+            {
+                "name": _word,
+                "step": _count,
+                "quality": _number,
+                "parameters": _count,
+                "bytes": _count,
+                "multiplications?": _nothing_or(_count),
+                "promised?": _nothing_or(_positive),
+                "measured?": _nothing_or(_positive),
+                "milliseconds?": _nothing_or(_positive),
+            }
+        ],
     },
     "taken?": {"run": _word, "step": _count},
 }
@@ -129,6 +147,8 @@ STEP: dict[str, Any] = {
     "quality": {"*": _number},
     "parameters": _count,
     "bytes": _count,
+    "multiplications?": _positive,
+    "milliseconds?": _positive,
     "seconds": {"*": _number},
     "stop": _nothing_or(_word),
     "seal?": _word,

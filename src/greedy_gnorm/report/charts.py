@@ -11,8 +11,10 @@ import plotly.graph_objects as go
 
 from greedy_gnorm.comparison.analysis import drifts
 from greedy_gnorm.pruning.curves import Points, Walk, curve
-from greedy_gnorm.pruning.methods import GREEDY, RANDOM
+from greedy_gnorm.pruning.methods import RANDOM, RANDOMS
+from greedy_gnorm.report.compression import aligned, axis_title, cost_part, work_curve
 from greedy_gnorm.report.figures import ACCENT, COLOURS, DARK, LIGHT, MUTED
+from greedy_gnorm.report.page import FLAGSHIPS
 from greedy_gnorm.report.tables import measure_title
 from greedy_gnorm.units import Measure, removed_by
 
@@ -20,9 +22,11 @@ Chart = dict[str, Any]
 Curves = Mapping[str, Sequence[Walk]]
 
 BOXES = 25
+ENOUGH_FOR_BOXES = 5
 DASHES = ("solid", "dash", "dot", "dashdot")
 """Four styles and seven colours: 28 methods until a combination repeats."""
-KINDS = {"score": "Scoring", "evaluate": "Evaluating", "remove": "Removing"}
+KINDS = {"score": "Scoring", "evaluate": "Evaluating", "remove": "Removing", "recover": "Fitting"}
+"""What time is spent on; every run does the first three."""
 
 
 def safe(text: str) -> str:
@@ -31,13 +35,13 @@ def safe(text: str) -> str:
 
 
 def line_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """A line for each method, the same in every chart; Greedy-Gnorm comes first and is drawn strongest."""
-    ordered = sorted(names, key=lambda name: name != GREEDY)
+    """A line for each method, the same in every chart; a flagship comes first and is drawn strongest."""
+    ordered = sorted(names, key=lambda name: name not in FLAGSHIPS)
     return {
         name: {
             "color": COLOURS[place % len(COLOURS)],
             "dash": DASHES[place % len(DASHES)],
-            "width": 3 if name == GREEDY else 2,
+            "width": 3 if name in FLAGSHIPS else 2,
         }
         for place, name in enumerate(ordered)
     }
@@ -67,6 +71,24 @@ def explorer(measure: Measure) -> dict[str, Chart]:
     }
 
 
+def kept_bars(words: str) -> Chart:
+    """The units of one kind that each layer has left; the page's script fills it and sets the colours."""
+    bar = {"orientation": "h", "x": [], "y": [], "hovertemplate": "%{hovertext}<extra></extra>"}
+    inside = {
+        "textposition": "inside",
+        "insidetextanchor": "start",
+        "textangle": 0,
+        "textfont": {"color": "#ffffff", "size": 12},
+    }
+    traces = [go.Bar(**bar, **inside, meta=name, marker={"line": {"width": 0}}) for name in ("kept", "removed")]
+    return _chart(
+        traces, barmode="stack", bargap=0.25, uniformtext={"mode": "hide", "minsize": 9},
+        margin={"l": 56, "r": 16, "t": 8, "b": 46},
+        xaxis={"title": {"text": words.capitalize()}, "tickformat": ","},
+        yaxis={"autorange": "reversed", "type": "category", "title": {"text": "Layer"}},
+    )  # fmt: skip
+
+
 def _followed(measure: Measure, title: str, **axis: Any) -> Chart:
     """A line, its level at the start, the knee, the solution, and the step of the slider."""
     hover = "%{y:.4f} at %{x:,}<extra></extra>"
@@ -88,10 +110,10 @@ def _followed(measure: Measure, title: str, **axis: Any) -> Chart:
 def against_heads(curves: Curves, measure: Measure) -> Chart:
     """Quality against heads removed: one line for each method, a band over its runs, boxes for random trajectories."""
     traces: list[Any] = []
-    boxes = RANDOM in curves and len(curves) > 1 and len(curves[RANDOM]) >= 5
+    boxes = RANDOM in curves and len(curves) > 1 and len(curves[RANDOM]) >= ENOUGH_FOR_BOXES
     for name, look in line_styles(list(curves)).items():
         if name == RANDOM and boxes:
-            traces += _boxes([curve(walk, measure) for walk in curves[name]], look)
+            traces += _boxes([curve(walk, measure) for walk in curves[name]], name, look)
         else:
             traces += _band([curve(walk, measure) for walk in curves[name]], name, look)
     level = measure.of(next(iter(curves.values()))[0][0])
@@ -103,26 +125,56 @@ def against_heads(curves: Curves, measure: Measure) -> Chart:
     )
 
 
-def _boxes(walks: Sequence[Points], look: Mapping[str, Any]) -> list[Any]:
+def against_cost(curves: Curves, measure: Measure) -> Chart:
+    """Quality against the cost that is left, in per cent: the same for runs towards a budget, from left to right."""
+    part = cost_part(walk for walks in curves.values() for walk in walks)
+    traces: list[Any] = []
+    for name, look in line_styles(list(curves)).items():
+        walks = _on_one_axis([work_curve(walk, measure, part) for walk in curves[name]])
+        boxes = name in RANDOMS and len(curves) > 1 and len(walks) >= ENOUGH_FOR_BOXES
+        traces += (_boxes if boxes else _band)(walks, name, look)
+    level = measure.of(next(iter(curves.values()))[0][0])
+    end = min(min(trace.x) for trace in traces)
+    unpruned = {"color": MUTED, "dash": "dash", "width": 1}
+    traces.append(go.Scatter(x=[100, end], y=[level, level], mode="lines", line=unpruned, hoverinfo="skip"))
+    return _chart(
+        traces,
+        height=440,
+        xaxis={"title": {"text": axis_title(part)}, "autorange": "reversed"},
+        yaxis={"title": {"text": _title(measure)}},
+    )
+
+
+def _on_one_axis(walks: Sequence[Points]) -> list[Points]:
+    """The same curves at the places of the first of them."""
+    across, values = aligned(walks)
+    return [list(zip(_rounded(across, 3), row, strict=True)) for row in values.tolist()]
+
+
+def _boxes(walks: Sequence[Points], name: str, look: Mapping[str, Any]) -> list[Any]:
     """A box over the trajectories at some of the steps."""
     points = np.array(walks)  # (trajectories, steps, 2)
     stride = max(1, round(points.shape[1] / BOXES))
-    heads, values = points[0, ::stride, 0], points[:, ::stride, 1]
-    width = 0.6 * float(heads[1] - heads[0]) if len(heads) > 1 else 0.6
+    across, values = points[0, ::stride, 0], points[:, ::stride, 1]
+    colour = MUTED if look["color"] == COLOURS[-1] else look["color"]  # black would hide the lines
+    width = 0.6 * float(np.abs(np.diff(across)).min()) if len(across) > 1 else 0.6
     return [
         go.Box(
-            x=np.repeat(heads, len(walks)).tolist(), y=_rounded(values.T.ravel()), width=width, name=safe(RANDOM),
-            meta=RANDOM, marker={"color": look["color"], "size": 3}, line={"width": 1}, hoverinfo="x+y",
+            x=np.repeat(across, len(walks)).tolist(), y=_rounded(values.T.ravel()), width=width, name=safe(name),
+            meta=name, marker={"color": colour, "size": 3}, line={"width": 1}, hoverinfo="x+y",
         )
     ]  # fmt: skip
 
 
-def against_parameters(curves: Curves, measure: Measure) -> Chart:
-    """Quality against the parameters that are left, one line for each method."""
+def against_parameters(curves: Curves, measure: Measure, *, joint: bool = False) -> Chart:
+    """Quality against the parameters that are left, one line for each method.
+
+    The runs of `joint` methods have different numbers of parameters after the same round.
+    """
     traces: list[Any] = []
     for name, look in line_styles(list(curves)).items():
-        walks = [[(step.parameters, measure.of(step)) for step in walk] for walk in curves[name]]
-        traces += _band(walks, name, look)
+        walks = [[(float(step.parameters), measure.of(step)) for step in walk] for walk in curves[name]]
+        traces += _band(_on_one_axis(walks) if joint else walks, name, look)
     return _chart(
         traces,
         xaxis={"title": {"text": "Parameters"}, "autorange": "reversed"},
@@ -149,7 +201,7 @@ def time_by_step(walk: Walk) -> Chart:
     steps = [step.step for step in walk]
     traces = [
         go.Bar(x=steps, y=_rounded([step.seconds.get(kind, 0.0) for step in walk], 3), **look)
-        for kind, look in _kinds("%{y:.2f} s")
+        for kind, look in _kinds("%{y:.2f} s", [walk])
     ]
     axes = {"xaxis": {"title": {"text": "Step"}}, "yaxis": {"title": {"text": "Seconds"}}}
     return _chart(traces, showlegend=True, barmode="stack", bargap=0.1, **axes)
@@ -159,16 +211,19 @@ def time_by_method(curves: Curves) -> Chart:
     """Seconds of all runs of each method, by what they were spent on."""
     names = [safe(name) for name in curves]
     traces = []
-    for kind, look in _kinds("%{x:.1f} s"):
+    for kind, look in _kinds("%{x:.1f} s", [walk for walks in curves.values() for walk in walks]):
         seconds = [sum(step.seconds.get(kind, 0.0) for walk in walks for step in walk) for walks in curves.values()]
         traces.append(go.Bar(x=_rounded(seconds, 2), y=names, orientation="h", **look))
     axes = {"xaxis": {"title": {"text": "Seconds"}}, "yaxis": {"autorange": "reversed", "automargin": True}}
     return _chart(traces, showlegend=True, barmode="stack", height=130 + 34 * len(names), **axes)
 
 
-def _kinds(hover: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What time is spent on, each with its style."""
+def _kinds(hover: str, walks: Sequence[Walk]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What these runs spend time on, each with its style."""
+    fitted = any("recover" in step.seconds for walk in walks for step in walk)
     for place, (kind, name) in enumerate(KINDS.items()):
+        if kind == "recover" and not fitted:
+            continue
         marker = {"color": COLOURS[place], "line": {"width": 0}}
         yield kind, {"name": name, "marker": marker, "hovertemplate": f"%{{fullData.name}}: {hover}<extra></extra>"}
 
@@ -188,6 +243,29 @@ def against_latency(measured: Mapping[str, Sequence[tuple[float, float]]], measu
         )  # fmt: skip
     axes = {"xaxis": {"title": {"text": "Milliseconds per batch"}}, "yaxis": {"title": {"text": _title(measure)}}}
     return _chart(traces, showlegend=True, **axes)
+
+
+def against_speed(points: Sequence[tuple[str, float, float, str]], measure: Measure) -> Chart:
+    """Quality against measured speed, (name, times faster, quality, what it is): the unpruned model comes first.
+
+    Every model was timed in turn with the unpruned one, so that their ratio is what can be compared.
+    """
+    ordered = sorted(points, key=lambda point: point[1])
+    names, speeds, values, texts = zip(*ordered, strict=True)
+    symbols = [{"unpruned": "circle-open", "solution": "star"}.get(name, "circle") for name in names]
+    places = [("top center", "bottom center")[place % 2] for place in range(len(names))]  # close labels stay apart
+    line = go.Scatter(
+        x=_rounded(speeds, 3), y=_rounded(values), mode="lines+markers+text", text=[safe(name) for name in names],
+        textposition=places, customdata=[safe(text) for text in texts], cliponaxis=False,
+        line={"color": COLOURS[0], "width": 2}, marker={"size": 11, "symbol": symbols},
+        hovertemplate="%{text}: %{y:.4f}, %{x:.2f} times as fast (%{customdata})<extra></extra>",
+    )  # fmt: skip
+    return _chart(
+        [line],
+        margin={"l": 64, "r": 40, "t": 36, "b": 52},
+        xaxis={"title": {"text": "Measured speed (unpruned = 1)"}},
+        yaxis={"title": {"text": _title(measure)}},
+    )
 
 
 def _band(walks: Sequence[Sequence[tuple[float, float]]], name: str, look: Mapping[str, Any]) -> list[Any]:

@@ -14,9 +14,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from greedy_gnorm.comparison.analysis import Comparison, drifts, solution
-from greedy_gnorm.pruning.curves import Walk, curve
-from greedy_gnorm.pruning.methods import GREEDY, RANDOM
+from greedy_gnorm.pruning.curves import curve
+from greedy_gnorm.pruning.methods import RANDOM, RANDOMS
 from greedy_gnorm.pruning.run import sites_of
+from greedy_gnorm.report.compression import aligned, axis_title, cost_part, work_curve
 from greedy_gnorm.report.figures import (
     ACCENT,
     COLOURS,
@@ -29,8 +30,9 @@ from greedy_gnorm.report.figures import (
     mask_rows,
     save,
 )
+from greedy_gnorm.report.page import FLAGSHIPS
 from greedy_gnorm.report.tables import measure_title
-from greedy_gnorm.units import Matrix, Measure, SiteInfo, Unit, layer_names, removed_by, unit_name
+from greedy_gnorm.units import Matrix, SiteInfo, Unit, layer_names, removed_by, unit_name
 
 STYLES = ("-", "--", ":", "-.")
 """Four styles and seven colours: 28 methods until a combination repeats."""
@@ -39,8 +41,10 @@ STYLES = ("-", "--", ":", "-.")
 def write_all(comparison: Comparison, folder: Path) -> None:
     """Every figure that the steps give, PNG and SVG."""
     save(curves(comparison), folder / "curves")
-    if RANDOM in comparison.curves and len(comparison.curves) > 1:
+    if _random_of(comparison) is not None and len(comparison.curves) > 1:
         save(against_random(comparison), folder / "against-random")
+    if comparison.joint:  # its walks have no knees, and thousands of units
+        return
     save(masks(comparison), folder / "masks")
     if any(site["applications"] > 1 for site in comparison.header["model"]["sites"]):
         save(tied_heads(comparison.header["model"]), folder / "tied-heads")
@@ -53,50 +57,52 @@ def write_all(comparison: Comparison, folder: Path) -> None:
 
 
 def styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """A colour and a line for each method; Greedy-Gnorm is drawn strongest."""
-    ordered = sorted(methods, key=lambda method: method != GREEDY)
+    """A colour and a line for each method; a flagship is drawn strongest."""
+    ordered = sorted(methods, key=lambda method: method not in FLAGSHIPS)
     looks = {}
     for place, method in enumerate(ordered):
         looks[method] = {
             "color": COLOURS[place % len(COLOURS)],
             "linestyle": STYLES[place % len(STYLES)],
-            "linewidth": 2.4 if method == GREEDY else 1.5,
+            "linewidth": 2.4 if method in FLAGSHIPS else 1.5,
         }
     return looks
 
 
 def curves(comparison: Comparison) -> Figure:
-    """Quality against heads removed: one line for each method, a band from the lowest to the highest of its runs."""
+    """Quality along the walks: one line for each method, a band from the lowest to the highest of its runs."""
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = _plot_axes(figure.add_subplot(), comparison)
     for method, look in styles(list(comparison.curves)).items():
-        heads, values = _values(comparison.curves[method], comparison.measure)
-        axes.fill_between(heads, values.min(0), values.max(0), color=look["color"], alpha=0.13, linewidth=0)
-        axes.plot(heads, values.mean(0), label=f"{method} ({len(values)})", **look)
+        across, values = _values(comparison, method)
+        axes.fill_between(across, values.min(0), values.max(0), color=look["color"], alpha=0.13, linewidth=0)
+        axes.plot(across, values.mean(0), label=f"{method} ({len(values)})", **look)
     _legend(figure, axes, "method (runs)")
     return figure
 
 
 def against_random(comparison: Comparison) -> Figure:
-    """Greedy-Gnorm (or the first method) against boxes of random trajectories, with the unpruned level."""
-    method = GREEDY if GREEDY in comparison.curves else next(name for name in comparison.curves if name != RANDOM)
+    """A flagship (or the first method) against boxes of random trajectories, with the unpruned level."""
+    random = _random_of(comparison) or RANDOM
+    others = [name for name in comparison.curves if name != random]
+    method = next((name for name in FLAGSHIPS if name in others), others[0])
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     axes = _plot_axes(figure.add_subplot(), comparison)
-    heads, values = _values(comparison.curves[RANDOM], comparison.measure)
-    places = np.arange(0, len(heads), max(1, round(len(heads) / 25)))
-    width = 0.6 * (heads[places[1]] - heads[places[0]])
+    across, values = _values(comparison, random)
+    places = np.arange(0, len(across), max(1, round(len(across) / 25)))
+    width = 0.6 * np.abs(np.diff(across[places])).min()
     axes.boxplot(
-        [values[:, place] for place in places], positions=heads[places], widths=width, manage_ticks=False,
+        [values[:, place] for place in places], positions=across[places], widths=width, manage_ticks=False,
         patch_artist=True, boxprops={"facecolor": LIGHT, "edgecolor": MUTED}, medianprops={"color": DARK},
         whiskerprops={"color": MUTED}, capprops={"color": MUTED},
         flierprops={"markersize": 2, "markeredgecolor": MUTED},
     )  # fmt: skip
-    heads, ours = _values(comparison.curves[method], comparison.measure)
-    axes.plot(heads, ours.mean(0), color="#009e73", linewidth=2.2)
+    across, ours = _values(comparison, method)
+    axes.plot(across, ours.mean(0), color="#009e73", linewidth=2.2)
     axes.axhline(values[0, 0], color="#e69f00", linestyle="--", linewidth=1.4)
     lines = [Line2D([], [], color="#009e73"), Line2D([], [], color=MUTED, linewidth=6, alpha=0.4)]
     lines.append(Line2D([], [], color="#e69f00", linestyle="--"))
-    axes.legend(lines, [method, f"random ({len(values)} trajectories)", "unpruned"], frameon=False)
+    axes.legend(lines, [method, f"{random} ({len(values)} trajectories)", "unpruned"], frameon=False)
     return figure
 
 
@@ -186,10 +192,28 @@ def gradient_change_figure(changes: Sequence[Matrix], head: Unit, sites: Sequenc
     return figure
 
 
-def _values(walks: Sequence[Walk], measure: Measure) -> tuple[Any, Any]:
-    """Heads removed, (points,), and the quality of each run there, (runs, points)."""
+def _values(comparison: Comparison, method: str) -> tuple[Any, Any]:
+    """Heads removed, or the per cent of the cost left, (points,), and the quality of each run there, (runs, points)."""
+    walks, measure = comparison.curves[method], comparison.measure
+    if comparison.joint:
+        left, values = aligned([work_curve(walk, measure, _part(comparison)) for walk in walks])
+        return np.array(left), values
     heads = np.array([gone for gone, _ in curve(walks[0], measure)])
     return heads, np.array([[quality for _, quality in curve(walk, measure)] for walk in walks])
+
+
+def _part(comparison: Comparison) -> str:
+    return cost_part(walk for walks in comparison.curves.values() for walk in walks)
+
+
+def _random_of(comparison: Comparison) -> str | None:
+    """The method whose many trajectories are shown as boxes, if it was compared."""
+    return next((name for name in RANDOMS if name in comparison.curves), None)
+
+
+def _least_left(comparison: Comparison) -> float:
+    """The per cent of the cost where the curves end."""
+    return float(min(_values(comparison, method)[0].min() for method in comparison.curves))
 
 
 def _legend(figure: Figure, axes: Axes, title: str) -> None:
@@ -203,11 +227,11 @@ def _legend(figure: Figure, axes: Axes, title: str) -> None:
 
 
 def _plot_axes(axes: Axes, comparison: Comparison) -> Axes:
-    axes.set(
-        xlabel="Heads removed",
-        ylabel=measure_title(comparison.measure),
-        xlim=(0, comparison.heads),
-    )
+    axes.set_ylabel(measure_title(comparison.measure))
+    if comparison.joint:
+        axes.set(xlabel=axis_title(_part(comparison)), xlim=(102, _least_left(comparison) - 2))
+    else:
+        axes.set(xlabel="Heads removed", xlim=(0, comparison.heads))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color=LIGHT)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from greedy_gnorm.comparison.analysis import Comparison, knee_heads, solutions_table, summary_table
+from greedy_gnorm.comparison.analysis import Comparison, knee_heads
+from greedy_gnorm.pruning.methods import JOINT, METHODS
 from greedy_gnorm.pruning.run import units_at_start
 from greedy_gnorm.records import compact
+from greedy_gnorm.records.header import sources_of
+from greedy_gnorm.report.compression import COMPRESS, axis_title, counted, take_command
 from greedy_gnorm.report.page import Page, PageRun
-from greedy_gnorm.report.tables import measure_title, megabytes
-from greedy_gnorm.settings import Settings
-from greedy_gnorm.units import Measure, SiteInfo, removed_by, unit_name
+from greedy_gnorm.report.tables import choices_table, comparison_tables, measure_title, megabytes, test_table
+from greedy_gnorm.scores import SCORES
+from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SETTINGS, Settings
+from greedy_gnorm.units import ATTENTION, FFN, UNIT_WORDS, Measure, SiteInfo, removed_by, unit_name
 
 Table = tuple[str, list[str], list[list[str]]]
 """Title, columns and cells."""
@@ -36,11 +40,11 @@ def top(page: Page) -> dict[str, Any]:
     """The sentence at the top and the four figures: of the chosen step, or of the last one while unfinished."""
     run = page.best
     steps = run.steps
-    chosen = steps[-1 if run.solution is None else run.solution]
+    chosen = run.summarized
     total = units_at_start(run.journal.header)
     gone = len(removed_by(steps[: chosen.step + 1]))
     before, after = (step.quality[page.quality] for step in (steps[0], chosen))
-    speed = run.latency[0] if run.latency else None
+    speed = run.latency[-1 if run.is_compression else 0] if run.latency else None  # choices are timed like the last
     return {
         "run": run,
         "removed": gone,
@@ -66,21 +70,107 @@ def top(page: Page) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def compressed(page: Page) -> dict[str, Any]:
+    """What the top says of a run towards a budget: units by kind, the cost left, the quality on test rows."""
+    run, name = page.best, page.quality
+    chosen = run.summarized
+    before, after = run.steps[0].quality[name], chosen.quality[name]
+    rows = f"{run.journal.header['data']['evaluation']['rows']:,} rows"
+    interval = None
+    if run.test is not None and name in run.test["quality"] and run.solution is not None:
+        before, after = run.test["quality"][name]
+        rows, known = f"{run.test['rows']:,} test rows", run.test["intervals"].get(name)
+        interval = known and "{:+.4f} to {:+.4f}".format(*known["change"])
+    left = page.work(run)
+    work = f"{left[chosen.step]:.0f} %"
+    kinds = [(kept.words, kept.gone(chosen.step), kept.total) for kept in run.kept]
+    parameters = ("Parameters", f"{chosen.parameters:,}", "", f"from {run.steps[0].parameters:,}")
+    return {
+        "kinds": [(words, f"{gone:,}", f"{total:,}") for words, gone, total in kinds],
+        "work": work,
+        "end": f"{left[-1]:.0f} %",
+        "part": page.part,
+        "before": f"{before:.4f}",
+        "after": f"{after:.4f}",
+        "rows": rows,
+        "interval": interval,
+        "figures": [
+            *((f"{words.capitalize()} removed", f"{gone:,}", f" of {total:,}", f"{gone / total:.0%} of all {words}")
+              for words, gone, total in kinds),
+            (measure_title(page.measure), f"{after:.4f}", "", f"from {before:.4f} ({after - before:+.4f}) on {rows}"),
+            (f"{page.part.capitalize()} left", work, "", f"{left[0] / left[chosen.step]:.2f} times fewer"),
+            (f"Size ({run.precision.name})", megabytes(chosen.bytes), " MB",
+             f"from {megabytes(run.steps[0].bytes)} MB ({chosen.bytes / run.steps[0].bytes - 1:+.1%})"),
+            *([parameters] if len(kinds) == 1 else []),
+        ],
+    }  # fmt: skip
+
+
+def speeds(page: Page) -> list[tuple[str, float, float, str]]:
+    """(name, times faster, quality, how long a batch takes) of the choices of a run that were measured.
+
+    The unpruned model comes first; the solution is added where it is none of the choices.
+    """
+    if len(page.runs) > 1:
+        return []
+    (run,) = page.runs
+    found = [
+        (choice.name, choice.measured, choice.quality, f"{choice.milliseconds:.2f} ms")
+        for choice in run.choices
+        if choice.measured and choice.milliseconds
+    ]
+    if not found:
+        return []
+    if run.latency and run.solution and run.solution not in {choice.step for choice in run.choices}:
+        last = run.latency[-1]  # of the shape that choices are timed with
+        quality = run.steps[run.solution].quality[page.quality]
+        found.append(("solution", last["before_ms"] / last["after_ms"], quality, f"{last['after_ms']:.2f} ms"))
+    return [("unpruned", 1.0, run.steps[0].quality[page.quality], "the measure of speed"), *found]
+
+
+def tests(page: Page) -> Table | None:
+    """The quality of a run on rows that no decision was made on."""
+    (run, *others) = page.runs
+    if others or run.test is None:
+        return None
+    columns, cells = test_table(run.test, page.measure)
+    return f"{run.test['rows']:,} test rows, with 95 % intervals", ["measure", *columns[1:]], cells
+
+
+def choices(page: Page) -> Table | None:
+    """The steps of a run that a user may prefer."""
+    (run, *others) = page.runs
+    if others or not run.choices:
+        return None
+    columns, cells = choices_table(run.choices, run.steps[0], page.measure)
+    rows = f"{run.journal.header['data']['evaluation']['rows']:,}"
+    return (
+        f"Choices, by {page.quality.replace('_', ' ')} on the {rows} rows that a step is chosen on",
+        columns,
+        cells,
+    )
+
+
+def take_commands(page: Page) -> list[tuple[str, str]]:
+    """The name of each choice of a run, and the command that writes it as a model."""
+    (run, *others) = page.runs
+    return [] if others else [(choice.name, take_command(run.journal.folder, choice.step)) for choice in run.choices]
+
+
 def tables(page: Page) -> list[Table]:
     """The tables of a comparison or of several runs, or the measured speed of one run."""
     if page.experiment is not None:
         comparison = Comparison(page.header, page.curves)
-        return [
-            (
-                f"{measure_title(page.measure)} by share of heads removed (mean ± standard deviation over runs; "
-                "* marks the best)",
-                *summary_table(comparison),
-            ),
-            (
-                "At the knee of the curve (sizes as float32; mean ± standard deviation over runs; * marks the best)",
-                *solutions_table(comparison),
-            ),
-        ]
+        by = "the multiplications left" if comparison.joint else "heads removed"
+        titles = {
+            "comparison": f"{measure_title(page.measure)} by share of {by} (mean ± standard deviation over runs; "
+            "* marks the best)",
+            "solutions": "At the knee of the curve (sizes as float32; mean ± standard deviation over runs; * marks the "
+            "best)",
+        }
+        return [(titles[name], *table) for name, table in comparison_tables(comparison).items()]
+    if len(page.runs) > 1 and page.joint:
+        return [("The runs", _joint_columns(page), [_joint_row(run, page) for run in page.runs])]
     if len(page.runs) > 1:
         return [("The runs", _run_columns(page.quality), [_run_row(run, page.measure) for run in page.runs])]
     rows = [
@@ -116,8 +206,31 @@ def _run_row(run: PageRun, measure: Measure) -> list[str]:
     ]
 
 
+def _joint_columns(page: Page) -> list[str]:
+    """The columns of the table of several runs, some of which work towards a budget."""
+    sides = [f"{name} {side}" for name in (page.quality, "MB") for side in ("before", "after")]
+    gone = [f"{words} removed" for words in page.kinds]
+    return ["run", *gone, f"{page.part} left", *sides, "stored as", "ended"]
+
+
+def _joint_row(run: PageRun, page: Page) -> list[str]:
+    chosen, sides = run.summarized, (run.steps[0], run.summarized)
+    kinds = {kept.words: f"{kept.gone(chosen.step):,} of {kept.total:,}" for kept in run.kept}
+    return [
+        run.label,
+        *(kinds.get(words, "-") for words in page.kinds),
+        f"{page.work(run)[chosen.step]:.1f} %",
+        *(f"{page.measure.of(step):.4f}" for step in sides),
+        *(megabytes(step.bytes) for step in sides),
+        run.precision.name,
+        run.steps[-1].stop or "unfinished",
+    ]
+
+
 def step_table(run: PageRun) -> Table:
     """Every step, with everything that was measured."""
+    if run.is_compression:
+        return _round_table(run)
     cells, gone, sites = [], 0, run.sites
     for step in run.steps:
         gone += len(step.removed)
@@ -137,6 +250,30 @@ def step_table(run: PageRun) -> Table:
     return f"{len(run.steps) - 1} steps as a table", columns, cells
 
 
+def _round_table(run: PageRun) -> Table:
+    """The steps of a run towards a budget: units by number, since a round removes hundreds of them."""
+    alone = Page([run])
+    kinds, work = run.kept, alone.work(run)
+    cells = [
+        [
+            str(step.step),
+            *(f"{kept.gone(step.step):,}" for kept in kinds),
+            counted(kinds, step.step) or "-",
+            *(f"{value:.4f}" for value in step.quality.values()),
+            f"{work[step.step]:.1f}",
+            f"{step.parameters:,}",
+            megabytes(step.bytes),
+            f"{sum(step.seconds.values()):.2f}",
+        ]
+        for step in run.steps
+    ]
+    gone = [f"{kept.words} gone" for kept in kinds]
+    left = axis_title(alone.part).lower()
+    size = f"MB ({run.precision.name})"
+    columns = ["step", *gone, "removed", *run.steps[0].quality, left, "parameters", size, "seconds"]
+    return f"{len(run.steps) - 1} steps as a table", columns, cells
+
+
 def details(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
     """Model, rows, settings and versions, in groups of names and values."""
     header = page.header
@@ -147,7 +284,7 @@ def details(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
             [
                 ("name", model["name"]),
                 ("type", model["type"]),
-                ("attention", _attention([SiteInfo.from_json(site) for site in model["sites"]])),
+                *_architecture([SiteInfo.from_json(site) for site in model["sites"]]),
                 ("parameters", f"{model['parameters']:,}"),
                 ("stored as", page.runs[0].precision.name),
                 ("fingerprint of the weights", model["weights"]),
@@ -158,7 +295,11 @@ def details(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
         facts = [("source", rows["source"]), ("rows", f"{rows['rows']:,} in {rows['batches']} batches")]
         facts += [("truncated", f"{rows['truncated']} rows")] if rows["truncated"] else []
         groups.append((f"Rows for {part}", [*facts, ("fingerprint", rows["fingerprint"])]))
+    if costs := _costs(page.runs[0].journal.header):
+        groups.append(("Costs", costs))
     settings = {name: value for name, value in config.items() if value is not None and value != []}
+    if page.joint and page.experiment is None:
+        settings = {name: value for name, value in settings.items() if name in COMPRESSING or name not in SETTINGS}
     if page.experiment is not None:
         settings = {**{name: header[name] for name in ("methods", "runs", "trajectories")}, **settings}
         settings = {name: value for name, value in settings.items() if name not in ("method", "objective")}
@@ -168,12 +309,35 @@ def details(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
     return groups
 
 
-def _attention(sites: list[SiteInfo]) -> str:
+def _costs(header: dict[str, Any]) -> list[tuple[str, str]]:
+    """The rows that costs are stated for, and the measured time of a batch of them."""
+    shape, times = header.get("shape"), header.get("times")
+    found = []
+    if shape is not None:
+        found.append(("multiplications of a row", f"{shape['tokens']:.4g} tokens, on average"))
+        found.append(("rows timed together", str(shape["rows"])))
+    if times is not None:
+        found.append(("measured time of the unpruned model", f"{times['whole']:.2f} ms"))
+    return found
+
+
+ARCHITECTURE = {ATTENTION: "attention", FFN: "feed-forward"}
+"""What the parts of a model are called, by the kind of their sites."""
+
+
+def _architecture(sites: list[SiteInfo]) -> Iterator[tuple[str, str]]:
+    """The layers of each kind in words."""
+    for kind, name in ARCHITECTURE.items():
+        if own := [site for site in sites if site.kind == kind]:
+            yield name, _layers(own)
+
+
+def _layers(sites: list[SiteInfo]) -> str:
     """`12 layers of 12 heads`; the smallest and the largest number where layers differ."""
     layers = [sum(site.units for site in sites if site.layer == layer) for layer in sorted({s.layer for s in sites})]
     counts, shared = sorted(set(layers)), max(site.applications for site in sites)
-    heads = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-    text = f"{len(layers)} layer{'s' if len(layers) > 1 else ''} of {heads} heads"
+    units = f"{counts[0]:,} to {counts[-1]:,}" if len(counts) > 1 else f"{counts[0]:,}"
+    text = f"{len(layers)} layer{'s' if len(layers) > 1 else ''} of {units} {UNIT_WORDS[sites[0].kind]}s"
     return text + (f", each applied {shared} times" if shared > 1 else "")
 
 
@@ -191,25 +355,33 @@ def command(page: Page) -> str | None:
         return None
     if page.experiment is None and len(page.runs) > 1:
         return None
-    scoring, evaluation = (data[part]["source"] for part in ("scoring", "evaluation"))
-    words = ["gnorm", "prune" if page.experiment is None else "compare", header["model"]["name"], "--data", scoring]
-    if evaluation != scoring:
+    scoring, evaluation = sources_of(page.runs[0].journal.header)
+    run = COMPRESS if page.joint else "prune"
+    words = ["gnorm", run if page.experiment is None else "compare", header["model"]["name"], "--data", scoring]
+    if evaluation is not None:
         words += ["--eval-data", evaluation]
     if page.experiment is not None:
         words += ["--methods", ",".join(header["methods"])]
         words += ["--runs", str(header["runs"]), "--trajectories", str(header["trajectories"])]
         objectives = {run.journal.header["config"]["objective"] for run in page.runs}
-        words += _options(header["config"], {"method", "stop"} | ({"objective"} if len(objectives) > 1 else set()))
+        words += _options(header["config"], set(COMPARING) - ({"objective"} if len(objectives) > 1 else set()))
     else:
-        words += _options(header["config"], set())
+        words += _compress_options(header["config"]) if page.joint else _options(header["config"], set(PRUNING))
     return shlex.join([*words, "--out", "AGAIN"])
 
 
-def _options(config: dict[str, Any], without: set[str]) -> Iterator[str]:
-    """The settings that are not the defaults, as on the command line."""
-    for name, default in Settings().to_json().items():
+def _compress_options(config: dict[str, Any]) -> Iterator[str]:
+    """The settings that are not the defaults of `gnorm compress`."""
+    method = str(config["method"])
+    objective = SCORES[METHODS[method].score].objective if method in METHODS else None
+    return _options(config, set(COMPRESSING), {"method": JOINT, "objective": objective})
+
+
+def _options(config: dict[str, Any], names: set[str], own: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """Those of the named settings that are not defaults, as on the command line; `own` are defaults of a command."""
+    for name, default in {**Settings().to_json(), **(own or {})}.items():
         value = config.get(name, default)
-        if name in without or value == default:
+        if name not in names or value == default:
             continue
         option = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):

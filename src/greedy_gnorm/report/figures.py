@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from greedy_gnorm.pruning.curves import curve as curve_points
+from greedy_gnorm.report.compression import Kept, axis_title, cost_part, work_curve
 from greedy_gnorm.report.tables import measure_title
 from greedy_gnorm.units import Matrix, Measure, Scores, SiteInfo, Step, Unit, as_matrix, layer_names
 
@@ -50,6 +51,40 @@ def curve(steps: Sequence[Step], solution: int, measure: Measure) -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(color=LIGHT)
     axes.legend(frameon=False)
+    return figure
+
+
+def work_figure(steps: Sequence[Step], solution: int, measure: Measure) -> Figure:
+    """Quality against the cost that is left, in per cent from left to right, as `curve` shows it against heads."""
+    figure, axes = _axes(7, 4.2)
+    part = cost_part([steps])
+    left, values = zip(*work_curve(steps, measure, part), strict=True)
+    axes.axhline(values[0], color=MUTED, linestyle="--", linewidth=1, label=f"unpruned ({values[0]:.3f})")
+    axes.plot(left, values, color=DARK, linewidth=1.8, marker=".")
+    axes.plot(
+        left[solution], values[solution], "o", color=ACCENT, markersize=8,
+        label=f"solution: {left[solution]:.1f} % of the {part} left ({values[solution]:.3f})",
+    )  # fmt: skip
+    axes.set(xlabel=axis_title(part), ylabel=measure_title(measure), xlim=(101, min(left) - 1))
+    axes.grid(color=LIGHT)
+    axes.legend(frameon=False)
+    return figure
+
+
+def kept(kinds: Sequence[Kept], step: int) -> Figure:
+    """How many units each layer has left after a step: a panel for each kind, dark is kept, light is removed."""
+    figure = Figure(figsize=(1 + 4.2 * len(kinds), 1.6 + 0.3 * max(len(each.layers) for each in kinds)))
+    figure.set_layout_engine("constrained")
+    for place, each in enumerate(kinds):
+        axes = figure.add_subplot(1, len(kinds), place + 1)
+        axes.barh(each.layers, each.totals, color=LIGHT)
+        bars = axes.barh(each.layers, each.left[step], color=DARK)
+        axes.bar_label(bars, [f"{count:,}" for count in each.left[step]], label_type="edge", padding=3, fontsize=8)
+        axes.set(xlabel=each.words.capitalize(), ylabel="Layer", xlim=(0, 1.12 * max(each.totals)))
+        axes.set_title(f"{sum(each.left[step]):,} of {each.total:,} {each.words} kept")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 

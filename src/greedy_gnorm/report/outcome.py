@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from greedy_gnorm.comparison.analysis import Comparison, solutions_table, summary_table
+from matplotlib.figure import Figure
+
+from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import save
 from greedy_gnorm.model.surgery import dense
@@ -14,16 +16,20 @@ from greedy_gnorm.records.files import replace_folder, write_text
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.report import comparison_figures, figures
 from greedy_gnorm.report.card import model_card
+from greedy_gnorm.report.compression import head_places, is_compression, kept_units, scores_of_heads
 from greedy_gnorm.report.tables import (
     LATENCY_COLUMNS,
     SizeTable,
     as_csv,
     as_markdown,
+    choices_table,
+    comparison_tables,
     latency_cells,
     stored_precision,
+    test_table,
 )
 from greedy_gnorm.report.writer import write_report
-from greedy_gnorm.units import Matrix, SiteInfo, Step, Unit, unit_name
+from greedy_gnorm.units import Cost, Matrix, SiteInfo, Step, Unit, unit_name
 
 FORMATS = ("pruned", "dense")
 """How a model is saved: without the removed units, or in the original shapes with zeros for them."""
@@ -42,23 +48,45 @@ def write_outcome(run: Run, journal: Journal, form: str = FORMATS[0]) -> None:
         save(model, run.tokenizer, folder)
         write_text(folder / "README.md", model_card(run, form))
     with replace_folder(journal.folder / "tables") as tables:
-        write_text(tables / "curve.csv", curve_csv(run.steps, sites))
-        parameters = parameter_table(run)
-        write_text(tables / "parameters.csv", as_csv(parameters.columns, parameters.cells))
-        write_text(tables / "parameters.md", as_markdown(parameters.columns, parameters.cells))
-        if run.latencies:
-            times = [latency_cells(latency) for latency in run.latencies]
-            write_text(tables / "latency.csv", as_csv(LATENCY_COLUMNS, times))
-            write_text(tables / "latency.md", as_markdown(LATENCY_COLUMNS, times))
+        compressed = is_compression(run.header)
+        write_text(tables / "curve.csv", round_csv(run) if compressed else curve_csv(run.steps, sites))
+        for name, (columns, cells) in _tables(run):
+            write_text(tables / f"{name}.csv", as_csv(columns, cells))
+            write_text(tables / f"{name}.md", as_markdown(columns, cells))
     with replace_folder(journal.folder / "figures") as folder:
-        figures.save(figures.curve(run.steps, run.solution.step, run.measure), folder / "curve")
-        figures.save(figures.mask(run.removed, run.header["model"]), folder / "mask")
-        scored = next((step.scores for step in run.steps if step.scores is not None), None)
-        if scored is not None:
-            title = f"Scores before pruning ({run.header['config']['method']})"
-            figures.save(figures.heat_map(scored, title, sites), folder / "scores")
+        for name, figure in _figures(run):
+            figures.save(figure, folder / name)
     journal.finish(run.summary())
     write_report([journal.folder])
+
+
+def _tables(run: Run) -> Iterator[tuple[str, tuple[Sequence[str], Sequence[Sequence[str]]]]]:
+    """The tables of a run by name, each as columns and cells."""
+    parameters = parameter_table(run)
+    yield "parameters", (parameters.columns, parameters.cells)
+    if run.latencies:
+        yield "latency", (LATENCY_COLUMNS, [latency_cells(latency) for latency in run.latencies])
+    if run.test is not None:
+        yield "test", test_table(run.test, run.measure)
+    if run.choices:
+        yield "choices", choices_table(run.choices, run.steps[0], run.measure)
+
+
+def _figures(run: Run) -> Iterator[tuple[str, Figure]]:
+    """The figures of a run by name; where neurons are removed too, units are counted and only heads have scores."""
+    sites = sites_of(run.header)
+    if is_compression(run.header):
+        yield "curve", figures.work_figure(run.steps, run.solution.step, run.measure)
+        yield "kept", figures.kept(kept_units(run.header, run.steps), run.solution.step)
+    else:
+        yield "curve", figures.curve(run.steps, run.solution.step, run.measure)
+    heads = [sites[place] for place in head_places(sites)]
+    if len(heads) == len(sites):
+        yield "mask", figures.mask(run.removed, run.header["model"])
+    scored = next((step.scores for step in run.steps if step.scores is not None), None)
+    if scored is not None and heads:
+        title = f"Scores before pruning ({run.header['config']['method']})"
+        yield "scores", figures.heat_map(scores_of_heads(scored, sites), title, heads)
 
 
 def parameter_table(run: Run) -> SizeTable:
@@ -73,10 +101,7 @@ def write_comparison(
 ) -> None:
     """Tables, figures and the page of a comparison; with how removing one head changes gradients, where given."""
     with replace_folder(folder / "tables") as tables:
-        for name, (names, cells) in (
-            ("comparison", summary_table(comparison)),
-            ("solutions", solutions_table(comparison)),
-        ):
+        for name, (names, cells) in comparison_tables(comparison).items():
             write_text(tables / f"{name}.csv", as_csv(names, cells))
             write_text(tables / f"{name}.md", as_markdown(names, cells))
     with replace_folder(folder / "figures") as pictures:
@@ -86,6 +111,22 @@ def write_comparison(
             figure = comparison_figures.gradient_change_figure(changes, head, sites_of(comparison.header))
             figures.save(figure, pictures / "gradient-change")
     write_report([folder])
+
+
+def round_csv(run: Run) -> str:
+    """Units removed by kind, quality and cost, one line for each step of a run towards a budget."""
+    kinds, names = kept_units(run.header, run.steps), list(run.steps[0].quality)
+    costs = [name for name in Cost.__dataclass_fields__ if getattr(run.steps[0].cost, name) is not None]
+    cells = [
+        [
+            str(step.step),
+            *(str(kept.gone(step.step)) for kept in kinds),
+            *(repr(step.quality[name]) for name in names),
+            *(str(getattr(step.cost, name)) for name in costs),
+        ]
+        for step in run.steps
+    ]
+    return as_csv(["step", *(f"{kept.words}_removed" for kept in kinds), *names, *costs], cells)
 
 
 def curve_csv(steps: Sequence[Step], sites: Sequence[SiteInfo]) -> str:

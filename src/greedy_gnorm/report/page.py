@@ -12,12 +12,26 @@ import numpy as np
 
 from greedy_gnorm.comparison.analysis import EXPERIMENT_FILE, read_experiment, read_parts
 from greedy_gnorm.errors import RunFolderError
+from greedy_gnorm.pruning.choices import Choice
 from greedy_gnorm.pruning.curves import curve, knee_of, mean_over_curve
-from greedy_gnorm.pruning.methods import GREEDY
+from greedy_gnorm.pruning.methods import GREEDY, JOINT
 from greedy_gnorm.pruning.run import measure_of, sites_of
 from greedy_gnorm.records.journal import RUN_FILE, Journal
+from greedy_gnorm.report.compression import (
+    Kept,
+    at_half,
+    choices_of,
+    cost_part,
+    is_compression,
+    kept_units,
+    percent_left,
+    work_curve,
+)
 from greedy_gnorm.report.tables import Precision, stored_precision
-from greedy_gnorm.units import Measure, SiteInfo, Step
+from greedy_gnorm.units import UNIT_WORDS, Measure, SiteInfo, Step
+
+FLAGSHIPS = (GREEDY, JOINT)
+"""The methods that come first and are drawn strongest: of heads, and of heads and neurons."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +52,46 @@ class PageRun:
 
     @property
     def solution(self) -> int | None:
-        """The chosen step: the run's own, or the knee of a finished walk that chose none; None while unfinished."""
+        """The chosen step: the run's own, or the knee of a finished walk that chose none; None while unfinished.
+
+        Walks towards a budget have no knee.
+        """
         if "result" in self.journal.header:
             return int(self.journal.header["result"]["solution"])
+        if self.is_compression:
+            return None
         return knee_of(self.steps, measure_of(self.journal.header)) if self.finished else None
+
+    @property
+    def summarized(self) -> Step:
+        """The step that the top of the page is about: the solution, or the last one while unfinished.
+
+        A finished walk towards a budget that chose no step is summed up at half of the cost.
+        """
+        if self.solution is None and self.finished and self.is_compression:
+            return at_half(self.steps)
+        return self.steps[-1 if self.solution is None else self.solution]
+
+    @property
+    def is_compression(self) -> bool:
+        """Whether the run works towards a budget."""
+        return is_compression(self.journal.header)
+
+    @property
+    def kept(self) -> list[Kept]:
+        """The units that are left, by kind."""
+        return kept_units(self.journal.header, self.steps)
+
+    @property
+    def choices(self) -> list[Choice]:
+        """The steps that a user may prefer."""
+        return choices_of(self.journal.header)
+
+    @property
+    def test(self) -> dict[str, Any] | None:
+        """The quality on test rows, if the run measured it."""
+        test: dict[str, Any] | None = self.journal.header.get("result", {}).get("test")
+        return test
 
     @property
     def sites(self) -> list[SiteInfo]:
@@ -86,17 +136,39 @@ class Page:
 
     @property
     def best(self) -> PageRun:
-        """The run that the top of the page is about: Greedy-Gnorm's, else the one with the best curve."""
+        """The run that the top of the page is about: that of a flagship, else the one with the best curve."""
         first = {run.line: run for run in reversed(self.runs)}
-        if len(first) == 1 or GREEDY in first:
-            return first.get(GREEDY, self.runs[0])
+        flagship = next((name for name in FLAGSHIPS if name in first), None)
+        if len(first) == 1 or flagship is not None:
+            return self.runs[0] if flagship is None else first[flagship]
         return max(first.values(), key=self._height)
 
     def _height(self, run: PageRun) -> float:
         """The mean of a run's curve, with a sign such that more is better."""
         if not run.steps[1:]:
             return -np.inf
-        return self.measure.worth(mean_over_curve(curve(run.steps, self.measure)))
+        points = work_curve(run.steps, self.measure, self.part) if self.joint else curve(run.steps, self.measure)
+        return self.measure.worth(mean_over_curve(points))
+
+    @property
+    def joint(self) -> bool:
+        """Whether the runs are shown against the cost that is left, because some of them work towards a budget."""
+        return any(run.is_compression for run in self.runs)
+
+    @property
+    def part(self) -> str:
+        """The part of the cost that runs towards a budget are shown against."""
+        return cost_part(run.steps for run in self.runs)
+
+    def work(self, run: PageRun) -> list[float]:
+        """How much of that part of the cost is left after each step of a run, in per cent."""
+        return percent_left(run.steps, self.part)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The words for the kinds of units of these runs, heads first."""
+        found = {kept.words for run in self.runs for kept in run.kept}
+        return [words for word in UNIT_WORDS.values() if (words := f"{word}s") in found]
 
 
 def model_title(model: Mapping[str, Any]) -> str:

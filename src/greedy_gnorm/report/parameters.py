@@ -12,7 +12,7 @@ from greedy_gnorm.model.modeling_pruned import RECORDS
 from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.sizes import module_counts
 from greedy_gnorm.model.surgery import remove
-from greedy_gnorm.pruning.run import measure_of
+from greedy_gnorm.pruning.run import measure_of, units_of
 from greedy_gnorm.records.journal import RUN_FILE, Journal
 from greedy_gnorm.report.tables import FLOAT32, Quality, SizeTable, stored_precision
 from greedy_gnorm.units import Unit, removed_by
@@ -32,7 +32,7 @@ def parameter_table(name: str, removed: int | None, *, trust_remote_code: bool =
         config = load_config(name, trust_remote_code=trust_remote_code)
         before, after = _unpruned(config), skeleton(config)
     if removed is not None:
-        quality, sites = None, find_sites(after)
+        quality, sites = None, find_sites(after, "heads")
         remove(sites, _any_units(sites, removed))
     return SizeTable.of(module_counts(before), module_counts(after), precision, quality)
 
@@ -44,7 +44,7 @@ def _models_of_run(journal: Journal, *, trust_remote_code: bool) -> tuple[Any, A
     removed = removed_by(journal.steps[: int(journal.header["result"]["solution"]) + 1])
     models = _unpruned(config), _unpruned(config)
     for model, units in zip(models, (gone, [*gone, *removed]), strict=True):
-        remove(find_sites(model), units)
+        remove(find_sites(model, units_of(journal.header)), units)
     return models
 
 

@@ -8,7 +8,7 @@ import os
 import shlex
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -21,11 +21,13 @@ from plotly.offline import get_plotlyjs
 
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.pruning.curves import knee_of
+from greedy_gnorm.pruning.methods import RANDOMS
 from greedy_gnorm.records.files import write_text, writing_to
 from greedy_gnorm.report import charts, facts
-from greedy_gnorm.report.page import Page, model_title, read_page
+from greedy_gnorm.report.compression import axis_title, counted, head_places, scores_of_heads
+from greedy_gnorm.report.page import Page, PageRun, model_title, read_page
 from greedy_gnorm.report.tables import measure_title
-from greedy_gnorm.units import Step, layer_names, unit_names
+from greedy_gnorm.units import Unit, layer_names, unit_names
 
 NAME = "report.html"
 SCORE_BYTES = 2_000_000  # of score matrices in a page: 8 MB less plotly's 5 and room for the rest
@@ -80,15 +82,21 @@ def render(page: Page, *, live: bool = False) -> str:
     """The page as text."""
     header, several = page.header, len(page.runs) > 1
     shown = charts.explorer(page.measure)
+    if page.joint:
+        shown |= {f"kept-{words}": charts.kept_bars(words) for words in page.kinds}
+        shown["curve"]["layout"]["xaxis"] = {"title": {"text": axis_title(page.part)}, "autorange": "reversed"}
     if several:
-        shown["comparison"] = charts.against_heads(page.curves, page.measure)
-        shown["comparison-parameters"] = charts.against_parameters(page.curves, page.measure)
+        against = charts.against_cost if page.joint else charts.against_heads
+        shown["comparison"] = against(page.curves, page.measure)
+        shown["comparison-parameters"] = charts.against_parameters(page.curves, page.measure, joint=page.joint)
         shown["time"] = charts.time_by_method(page.curves)
     else:
         shown["time"] = charts.time_by_step(page.runs[0].steps)
-    if stale := charts.drift(page.curves):
+    if not page.joint and (stale := charts.drift(page.curves)):
         shown["drift"] = stale
-    if measured := dict(facts.latencies(page)):
+    if points := facts.speeds(page):
+        shown["speed"] = charts.against_speed(points, page.measure)
+    elif measured := dict(facts.latencies(page)):
         shown["latency"] = charts.against_latency(measured, page.measure)
     content = {
         "charts": shown,
@@ -104,6 +112,11 @@ def render(page: Page, *, live: bool = False) -> str:
         name=model_title(header["model"]),
         measure=measure_title(page.measure),
         top=facts.top(page),
+        compressed=facts.compressed(page) if page.joint else None,
+        tests=facts.tests(page),
+        choices=facts.choices(page),
+        take_commands=facts.take_commands(page),
+        boxes=[name for name in RANDOMS if len(page.curves.get(name, [])) >= charts.ENOUGH_FOR_BOXES],
         tables=facts.tables(page),
         steps=None if several else facts.step_table(page.runs[0]),
         line_styles=charts.line_styles(list(page.curves)),
@@ -152,13 +165,14 @@ def _walks(page: Page) -> Iterator[dict[str, Any]]:
     firsts = {run.line: run for run in reversed(page.runs)}
     packed, room = {}, SCORE_BYTES
     for run in sorted(page.runs, key=lambda run: run is not firsts[run.line]):
-        scores = _scores(run.steps)
+        scores = _scores(run)
         if scores and len(scores["values"]) <= room:
             packed[id(run)] = scores
             room -= len(scores["values"])
     for run in page.runs:
-        sites = run.sites
-        starts = np.cumsum([0, *(site.units for site in sites)]).tolist()
+        own = head_places(run.sites)
+        sites = [run.sites[place] for place in own]
+        starts = dict(zip(own, np.cumsum([0, *(site.units for site in sites)]).tolist(), strict=False))
         yield {
             "label": run.label,
             "rows": [
@@ -166,13 +180,14 @@ def _walks(page: Page) -> Iterator[dict[str, Any]]:
                 for name, site in zip(layer_names(sites), sites, strict=True)
             ],
             "names": unit_names(sites),
-            "gone": [starts[site] + index for site, index in run.journal.header["model"]["removed"]],
-            "removed": [[starts[unit.site] + unit.index for unit in step.removed] for step in run.steps],
+            "gone": _numbers(starts, [Unit(*unit) for unit in run.journal.header["model"]["removed"]]),
+            "removed": [_numbers(starts, step.removed) for step in run.steps],
             "quality": [round(page.measure.of(step), 6) for step in run.steps],
             "parameters": [step.parameters for step in run.steps],
             "bytes": [step.bytes for step in run.steps],
             "precision": run.precision.name,
-            "knee": knee_of(run.steps, page.measure),
+            "knee": None if run.is_compression else knee_of(run.steps, page.measure),
+            "kept": _kept(run, page) if page.joint else None,
             "solution": run.solution,
             "scores": packed.get(id(run)),
             "scored": any(step.scores is not None for step in run.steps),
@@ -181,18 +196,38 @@ def _walks(page: Page) -> Iterator[dict[str, Any]]:
         }
 
 
-def _scores(steps: Sequence[Step]) -> dict[str, Any] | None:
-    """The distinct scores as float32, and which of them each step used; logarithms to base 10 where there are any.
+def _numbers(starts: Mapping[int, int], units: Sequence[Unit]) -> list[int]:
+    """The numbers of heads, counted through the sites that have a start; neurons are left out."""
+    return [starts[unit.site] + unit.index for unit in units if unit.site in starts]
+
+
+def _kept(run: PageRun, page: Page) -> dict[str, Any]:
+    """The units and the cost that are left after each step; neurons are only counted."""
+    kinds = run.kept
+    return {
+        "kinds": [
+            {"words": kept.words, "layers": kept.layers, "totals": kept.totals, "left": kept.left} for kept in kinds
+        ],
+        "counted": [counted(kinds, step.step) for step in run.steps],
+        "work": [round(left, 3) for left in page.work(run)],
+    }
+
+
+def _scores(run: PageRun) -> dict[str, Any] | None:
+    """The distinct scores of heads as float32, and which of them each step used; as powers of ten if they are logs.
 
     The scores of all layers follow one another, whatever their number in each.
     """
     matrices: list[Any] = []
     places: list[int] = []
     logs = False
-    for step in steps:
+    sites = run.sites
+    if not head_places(sites):
+        return None
+    for step in run.steps:
         if step.scores is not None:
             logs = step.scores.logs is not None
-            keys = np.concatenate(list(step.scores.keys)) / (np.log(10) if logs else 1.0)
+            keys = np.concatenate(list(scores_of_heads(step.scores, sites).keys)) / (np.log(10) if logs else 1.0)
             there = ~np.isnan(keys)
             if not matrices or not np.array_equal(matrices[-1][there], keys[there]):
                 matrices.append(keys)

@@ -5,8 +5,9 @@
   const say = (id, text) => { at(id).textContent = text; };
   const charts = content.charts;
   const config = { responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtons: [["toImage"]] };
-  const followers = ["mask", "scores", "curve", "parameters"];
-  const MEGABYTE = 1048576;
+  const bars = ["kept-heads", "kept-neurons"].filter((id) => charts[id]);
+  const followers = [...bars, "mask", "scores", "curve", "parameters"];
+  const MEGABYTE = 1048576, heard = new Set();
   let walk = null, step = 0, cell = null, timer = null;
 
   // Colours of the page in the charts
@@ -25,6 +26,7 @@
     for (const trace of chart.data) {
       if (trace.line?.color === "#000000" || trace.inked) { trace.line.color = ink; trace.inked = true; }
       if (trace.type === "heatmap" && !trace.colorbar) trace.colorscale = [[0, colour("removed")], [1, colour("kept")]];
+      if (trace.meta === "kept" || trace.meta === "removed") trace.marker.color = colour(trace.meta);
       if (trace.colorbar) trace.colorbar.tickfont = { color: soft };
     }
     return chart;
@@ -36,8 +38,14 @@
     setTimeout(drawInTurn, 0, ids.slice(1));
   }
   function draw(id) {
+    if (at(id).closest("[hidden]")) return undefined;
     at(id).style.height = `${charts[id].layout.height}px`; // the page keeps its shape while a chart is being drawn
-    return Plotly.react(at(id), charts[id].data, charts[id].layout, config);
+    const drawn = Plotly.react(at(id), charts[id].data, charts[id].layout, config);
+    if (["mask", "scores"].includes(id) && !heard.has(id)) {
+      heard.add(id);
+      at(id).on("plotly_hover", ({ points: [point] }) => say("cell", point.text));
+    }
+    return drawn;
   }
   function paint() {
     Object.values(charts).forEach(themed);
@@ -52,16 +60,20 @@
   }
   function open(index) {
     const data = content.walks[index];
-    const heads = Math.max(...data.rows.map((row) => row.units));
+    const heads = Math.max(0, ...data.rows.map((row) => row.units));
     const starts = data.rows.reduce((list, row) => [...list, list.at(-1) + row.units], [0]);
     const went = new Map(data.removed.flatMap((gone, number) => gone.map((head) => [head, number])));
     const gone = data.removed.map(((sum) => (each) => (sum += each.length))(0));
     const edges = data.rows.reduce((list, row) => [...list, list.at(-1) + row.applications], [0]);
     const scores = data.scores && { ...data.scores, values: unpacked(data.scores.values) };
-    walk = { ...data, index, heads, starts, went, gone, edges, scores, last: data.removed.length - 1, before: new Set(data.gone) };
+    const across = data.kept ? data.kept.work : gone; // of the curve
+    walk = { ...data, index, heads, starts, went, gone, edges, scores, across, last: data.removed.length - 1, before: new Set(data.gone) };
     cell = null;
     at("step").max = walk.last;
     at("marks").replaceChildren(...[walk.knee, walk.solution].filter((mark) => mark !== null).map((mark) => new Option(mark, mark)));
+    at("to-knee").hidden = walk.knee === null;
+    at("cells").hidden = at("cell").hidden = !data.rows.length;
+    for (const id of bars) at(id).closest("figure").hidden = !kind(id);
     at("to-solution").disabled = walk.solution === null;
     if (at("walk")) at("walk").value = index;
     say("tied", data.rows.some((row) => row.applications > 1)
@@ -69,6 +81,7 @@
     shape();
     lines();
   }
+  const kind = (id) => walk.kept.kinds.find(({ words }) => id === `kept-${words}`);
   // Heads are numbered through all rows, which may have different numbers of them
   const rowOf = (head) => walk.starts.findIndex((start) => start > head) - 1;
   const indexOf = (head) => head - walk.starts[rowOf(head)];
@@ -96,15 +109,16 @@
     }
   }
   function lines() {
-    for (const [id, across] of [["curve", walk.gone], ["parameters", walk.parameters]]) {
-      const traces = charts[id].data;
+    for (const [id, across] of [["curve", walk.across], ["parameters", walk.parameters]]) {
+      const traces = charts[id].data, unit = id === "curve" && walk.kept ? " %" : "";
       const point = (trace, number) => {
         trace.x = number === null ? [] : [across[number]];
         trace.y = number === null ? [] : [walk.quality[number]];
-        trace.hovertemplate = `${trace.name}: %{y:.4f} at %{x:,}<extra></extra>`;
+        trace.hovertemplate = `${trace.name}: %{y:.4f} at %{x:,}${unit}<extra></extra>`;
+        trace.visible = number !== null;
       };
       Object.assign(traces[0], { x: [across[0], across[walk.last]], y: [walk.quality[0], walk.quality[0]] });
-      Object.assign(traces[1], { x: across, y: walk.quality });
+      Object.assign(traces[1], { x: across, y: walk.quality, hovertemplate: `%{y:.4f} at %{x:,}${unit}<extra></extra>` });
       point(traces[2], walk.knee);
       point(traces[3], walk.solution);
     }
@@ -150,22 +164,45 @@
     Object.assign(charts.scores.data[0], { z: walk.scores ? values : [], text });
     if (walk.scores) Object.assign(charts.scores.data[0], { zmin: walk.scores.range[0], zmax: walk.scores.range[1] });
     Object.assign(charts.scores.data[1], places(walk.scores ? removed : []));
-    for (const [id, across] of [["curve", walk.gone], ["parameters", walk.parameters]]) {
+    fillBars();
+    for (const [id, across] of [["curve", walk.across], ["parameters", walk.parameters]]) {
       Object.assign(charts[id].data[4], { x: [across[step]], y: [walk.quality[step]], hoverinfo: "skip" });
     }
+  }
+  // The units that each layer has left, of runs towards a budget
+  function fillBars() {
+    for (const id of bars.filter(kind)) {
+      const { words, layers, totals, left } = kind(id), { data, layout } = charts[id], now = left[step];
+      const texts = layers.map((layer, place) => `Layer ${layer}: ${count(now[place])} of ${count(totals[place])} ${words} left`);
+      Object.assign(data[0], { x: now, y: layers, text: now.map(count), hovertext: texts });
+      Object.assign(data[1], { x: totals.map((total, place) => total - now[place]), y: layers, hovertext: texts });
+      layout.height = Math.round(Math.min(34, Math.max(16, 400 / layers.length)) * layers.length) + 62;
+      Object.assign(layout.xaxis, { range: [0, Math.max(...totals)], showgrid: false, zeroline: false });
+      Object.assign(layout.yaxis, { showgrid: false, dtick: Math.ceil(layers.length / 24) });
+    }
+  }
+  const count = (number) => number.toLocaleString("en");
+  const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
+  function tellUnits() {
+    if (!walk.kept) return say("now-heads", walk.gone[step]);
+    for (const id of bars) {
+      const units = kind(id);
+      say(`now-${id.slice("kept-".length)}`, units ? `${count(sum(units.totals) - sum(units.left[step]))} of ${count(sum(units.totals))}` : "-");
+    }
+    say("now-work", `${walk.across[step].toFixed(1)} %`);
   }
   function tell() {
     const removed = walk.removed[step];
     const marks = [step === walk.knee && "the knee", step === walk.solution && "the solution"].filter(Boolean);
     at("step").value = step;
-    at("step").setAttribute("aria-valuetext", `step ${step} of ${walk.last}, ${walk.gone[step]} heads gone`);
+    at("step").setAttribute("aria-valuetext", `step ${step} of ${walk.last}, ${walk.kept ? `${walk.across[step].toFixed(1)} % left` : `${walk.gone[step]} heads gone`}`);
     say("now-step", `${step} of ${walk.last}${marks.length ? ` (${marks.join(", ")})` : ""}`);
-    say("now-heads", walk.gone[step]);
+    tellUnits();
     say("now-quality", walk.quality[step].toFixed(4));
     say("now-parameters", walk.parameters[step].toLocaleString("en"));
     say("now-size-name", `MB (${walk.precision})`);
     say("now-size", (walk.bytes[step] / MEGABYTE).toFixed(2));
-    say("now-removed", removed.map((head) => walk.names[head]).join(", ") || "nothing");
+    say("now-removed", (walk.kept ? walk.kept.counted[step] : removed.map((head) => walk.names[head]).join(", ")) || "nothing");
     say("take-step", step);
     say("take", `gnorm prune --from-run ${walk.folder} --at-step ${step} --out ${walk.out}${step}`);
     say("scores-caption", !walk.scored ? "This run has no scores yet."
@@ -267,8 +304,6 @@
   Object.values(charts).forEach(themed);
   followers.forEach(draw);
   tell();
-  at("mask").on("plotly_hover", ({ points: [point] }) => say("cell", point.text));
-  at("scores").on("plotly_hover", ({ points: [point] }) => say("cell", point.text));
   document.body.dataset.ready = performance.now();
   setTimeout(drawInTurn, 0, Object.keys(charts).filter((id) => !followers.includes(id)));
 })();
