@@ -13,6 +13,7 @@ import greedy_gnorm as gg
 from greedy_gnorm.data.sets import divided_rows
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.pruning.choices import choose
+from greedy_gnorm.report.parameters import parameter_table
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.task import task_of
 from greedy_gnorm.units import Cost, Measure, Step
@@ -195,6 +196,9 @@ def test_a_uniform_result_is_an_ordinary_model(folder, rows, tmp_path):
     assert torch.equal(logits(plain), logits(run.model))
     assert plain.config.intermediate_size % 4 == 0
     assert not list((tmp_path / "run" / "model").glob("*.py"))
+    table = parameter_table(str(tmp_path / "run"), None)
+    assert [table.rows[0].before, table.rows[0].after] == [run.steps[0].parameters, run.solution.parameters]
+    assert "loads without any flag" in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
 def test_promised_and_measured_speed_are_recorded(folder, rows, tmp_path):

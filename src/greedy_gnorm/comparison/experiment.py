@@ -153,7 +153,9 @@ def _walk_parts(
                     calibration.clear()
             sites = find_sites(copy.deepcopy(bench.sites.model), units_for(bench.given)).use(savings_for(bench.given))
             journal, report = journals[part], None if on_step is None else _for_part(on_step, part)
-            steps = walk(sites, plans[part], journal.steps, bench.removable, record=journal.append, on_step=report)
+            budget = plans[part].budget
+            limit = bench.removable if budget is None else len(budget.schedule)
+            steps = walk(sites, plans[part], journal.steps, limit, record=journal.append, on_step=report)
             walks.append([part.method, part.run, journal.header, [step.to_json() for step in steps]])
     found = {}
     for method, run, header, lines in (each for walked in gather(walks) for each in walked):

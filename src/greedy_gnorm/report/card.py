@@ -137,6 +137,15 @@ classify = pipeline("{pipeline}", FOLDER, trust_remote_code=True)
 
 or with greedy-gnorm, which runs no code from the folder: `greedy_gnorm.load(FOLDER)`.
 """,
+    "plain": """All layers have the same width, so it is an ordinary checkpoint and loads without any flag:
+
+```python
+from transformers import {auto_class}, AutoTokenizer
+
+model = {auto_class}.from_pretrained(FOLDER)
+tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+```
+""",
     "dense": """The weights have their original shapes, with zeros for the removed heads: this copy is no smaller and no
 faster than the unpruned model, and loads without any flag:
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import save
-from greedy_gnorm.model.surgery import dense
+from greedy_gnorm.model.surgery import as_plain, dense
 from greedy_gnorm.pruning.run import Run, sites_of
 from greedy_gnorm.records.files import replace_folder, write_text
 from greedy_gnorm.records.journal import Journal
@@ -43,7 +44,8 @@ def check_format(form: str) -> None:
 
 def write_outcome(run: Run, journal: Journal, form: str = FORMATS[0]) -> None:
     """The model, tables, figures and the page into the run's folder, and the result into run.json."""
-    model, sites = dense(run.model) if form == "dense" else run.model, sites_of(run.header)
+    model, form = _in_form(run, form)
+    sites = sites_of(run.header)
     with replace_folder(journal.folder / "model") as folder:
         save(model, run.tokenizer, folder)
         write_text(folder / "README.md", model_card(run, form))
@@ -58,6 +60,14 @@ def write_outcome(run: Run, journal: Journal, form: str = FORMATS[0]) -> None:
             figures.save(figure, folder / name)
     journal.finish(run.summary())
     write_report([journal.folder])
+
+
+def _in_form(run: Run, form: str) -> tuple[Any, str]:
+    """The model to save and its form: a uniform one is an ordinary model of its class where the class allows it."""
+    if form == "dense":
+        return dense(run.model), form
+    plain = as_plain(run.model) if run.header["config"].get("uniform") else None
+    return (run.model, form) if plain is None else (plain, "plain")
 
 
 def _tables(run: Run) -> Iterator[tuple[str, tuple[Sequence[str], Sequence[Sequence[str]]]]]:

@@ -9,10 +9,10 @@ from typing import Any
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import load_config, skeleton
 from greedy_gnorm.model.modeling_pruned import RECORDS
-from greedy_gnorm.model.sites import Sites, find_sites
+from greedy_gnorm.model.sites import Sites, family_of, find_sites
 from greedy_gnorm.model.sizes import module_counts
 from greedy_gnorm.model.surgery import remove
-from greedy_gnorm.pruning.run import measure_of, units_of
+from greedy_gnorm.pruning.run import measure_of, sites_of, units_of
 from greedy_gnorm.records.journal import RUN_FILE, Journal
 from greedy_gnorm.report.tables import FLOAT32, Quality, SizeTable, stored_precision
 from greedy_gnorm.units import Unit, removed_by
@@ -42,6 +42,10 @@ def _models_of_run(journal: Journal, *, trust_remote_code: bool) -> tuple[Any, A
     config = load_config(journal.folder / "model", trust_remote_code=trust_remote_code)
     gone = [Unit(*unit) for unit in journal.header["model"]["removed"]]
     removed = removed_by(journal.steps[: int(journal.header["result"]["solution"]) + 1])
+    for kind, units in {site.kind: site.units for site in sites_of(journal.header)}.items():
+        for row in family_of(config).sites:
+            if row.kind == kind and row.plain_width is not None:  # a uniform result has its own width there
+                setattr(config, row.plain_width, units)
     models = _unpruned(config), _unpruned(config)
     for model, units in zip(models, (gone, [*gone, *removed]), strict=True):
         remove(find_sites(model, units_of(journal.header)), units)
