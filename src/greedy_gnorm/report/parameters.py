@@ -42,10 +42,10 @@ def _models_of_run(journal: Journal, *, trust_remote_code: bool) -> tuple[Any, A
     config = load_config(journal.folder / "model", trust_remote_code=trust_remote_code)
     gone = [Unit(*unit) for unit in journal.header["model"]["removed"]]
     removed = removed_by(journal.steps[: int(journal.header["result"]["solution"]) + 1])
-    for kind, units in {site.kind: site.units for site in sites_of(journal.header)}.items():
-        for row in family_of(config).sites:
-            if row.kind == kind and row.plain_width is not None:  # a uniform result has its own width there
-                setattr(config, row.plain_width, units)
+    widths = {site.kind: site.units for site in sites_of(journal.header)}
+    for row in family_of(config).sites:
+        if row.kind in widths and row.plain_width is not None:  # a uniform result has its own width there
+            setattr(config, row.plain_width, widths[row.kind])
     models = _unpruned(config), _unpruned(config)
     for model, units in zip(models, (gone, [*gone, *removed]), strict=True):
         remove(find_sites(model, units_of(journal.header)), units)
