@@ -36,6 +36,7 @@ def workplace(tmp_path, monkeypatch, write_rows):
     return tmp_path
 
 
+@pytest.mark.filterwarnings("ignore:The calibration rows have")
 def test_the_python_examples(workplace):
     assert PYTHON
     names: dict[str, object] = {}
@@ -45,6 +46,7 @@ def test_the_python_examples(workplace):
 
 
 @pytest.mark.filterwarnings("ignore:All runs score")
+@pytest.mark.filterwarnings("ignore:The calibration rows have")
 def test_the_commands(workplace, capsys):
     assert len(COMMANDS) >= 4
     for command in COMMANDS:
