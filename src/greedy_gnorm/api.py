@@ -22,7 +22,7 @@ from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import tested, with_drawn_labels
 from greedy_gnorm.passes.gradients import gradient_change
 from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks, shard
-from greedy_gnorm.passes.speed import SHAPES
+from greedy_gnorm.passes.speed import SHAPES, possible
 from greedy_gnorm.pruning.choices import Choice, choose
 from greedy_gnorm.pruning.costs import Times
 from greedy_gnorm.pruning.methods import GREEDY, JOINT, JOINTS, METHODS
@@ -409,7 +409,8 @@ def _timed_choices(
     choices: Sequence[Choice], model: Any, steps: Sequence[Step], given: Settings, units: str
 ) -> list[Choice]:
     """The choices with their measured speed, each timed in turn with the unpruned model."""
-    before, shapes = _as_run(model, given), _shapes(given)[-1:]
+    before = _as_run(model, given)
+    shapes = possible(before, _shapes(given))[-1:]
     timed = []
     for choice in choices:
         for latency in torch_latencies(before, at_step(before, steps, choice.step, units), shapes, seconds=1.0):

@@ -68,6 +68,14 @@ def _tokenise(rows: Sequence[Row], tokenizer: Any, limit: int) -> tuple[list[dic
     return tokenised, len(long)
 
 
+def token_counts(rows: Sequence[Row], model: nn.Module, tokenizer: Any) -> list[int]:
+    """The number of tokens of each row, after truncation."""
+    if tokenizer is None:
+        raise DataError("Rows of text require a tokenizer.")
+    tokenised, _ = _tokenise(rows, tokenizer, longest_input(model, tokenizer))
+    return [len(row["input_ids"]) for row in tokenised]
+
+
 def longest_input(model: nn.Module, tokenizer: Any) -> int:
     """The largest number of tokens that the model and the tokenizer accept."""
     return min(longest_sentence(model), int(tokenizer.model_max_length))

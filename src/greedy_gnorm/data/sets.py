@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from greedy_gnorm.data.batches import Batches
-from greedy_gnorm.data.encoding import encode
+from greedy_gnorm.data.encoding import encode, token_counts
 from greedy_gnorm.data.loading import LabelTask, both_rows, is_ready, labelled_splits, read_rows
 from greedy_gnorm.data.rows import Row
 from greedy_gnorm.data.sources import WHOLE, Splits, read_splits
@@ -52,8 +52,7 @@ def calibration_batches(pool: Sequence[Row], model: nn.Module, tokenizer: Any, s
     """As many of these rows as have the tokens that calibration takes, in a seeded order."""
     order = np.random.default_rng(settings.seed).permutation(len(pool)).tolist()
     rows = [pool[place] for place in order[: settings.calibration_tokens]]  # a row has at least one token
-    lengths = encode(rows, model, tokenizer, settings, CALIBRATION).lengths()
-    ends = np.cumsum([lengths[place] for place in range(len(rows))])
+    ends = np.cumsum(token_counts(rows, model, tokenizer))
     count = min(int(np.searchsorted(ends, settings.calibration_tokens)) + 1, len(rows))
     log.info("calibration: %d rows, %d tokens", count, ends[count - 1])
     return encode(rows[:count], model, tokenizer, settings, CALIBRATION)
