@@ -3,6 +3,9 @@
 A sublayer adds the result of its output map to a residual. In the unpruned model that sum is the target. The sums of
 the unpruned model are computed once, and the inputs and residuals of the pruned model are read site by site, from the
 bottom, while the sites below are fitted. Activations are kept on disk, never in memory all at once.
+
+Layers that share their weights can't be fitted from the bottom, because a change of one application changes all others.
+There the inputs and residuals are the unpruned model's own.
 """
 
 from __future__ import annotations
@@ -122,8 +125,24 @@ class Calibration:
             self._spill[f"weights-{name}"] = _rows(batch, [_token_weights(batch, square) for square in squares])
 
     def samples(self, sites: Sites) -> Iterator[tuple[Site, Iterator[tuple[Sample, Target]]]]:
-        """Each site in running order, with its samples and targets; fit the site before asking for the next one."""
-        return (_through_layers if sites.layers else _through_model)(sites, self)
+        """Each site of a stack of layers in running order, with its samples and targets.
+
+        Fit the site before asking for the next one, whose samples depend on it.
+        """
+        return _through_layers(sites, self)
+
+    def original_samples(self, index: int) -> Iterator[tuple[Sample, Target]]:
+        """The samples and targets of a site in the unpruned model, with all of its units."""
+        site = self.original[index]
+        for number, batch in enumerate(self.batches):
+            inputs: list[Tensor] = []
+            results: list[Tensor] = []
+            with ExitStack() as stack:
+                stack.enter_context(_before(site.output, inputs.append))
+                stack.enter_context(_after(site.output, results.append))
+                self.original.model(**batch.inputs)
+            target = self.target(site, number)
+            yield Sample(_rows(batch, inputs), target.sums - _rows(batch, results)), target
 
     @cached_property
     def layers_end_with_sums(self) -> bool:
@@ -156,27 +175,6 @@ class Calibration:
 
 def _config(sites: Sites) -> Any:
     return sites.model.config
-
-
-def _through_model(sites: Sites, calibration: Calibration) -> Iterator[tuple[Site, Iterator[tuple[Sample, Target]]]]:
-    """The whole model runs for each site: always right, and the only way where layers share their weights."""
-    for site in sites:
-
-        def samples(site: Site = site) -> Iterator[tuple[Sample, Target]]:
-            for number, batch in enumerate(calibration.batches):
-                inputs: list[Tensor] = []
-                results: list[Tensor] = []
-                sums: list[Tensor] = []
-                with ExitStack() as stack:
-                    stack.enter_context(_before(site.output, inputs.append))
-                    stack.enter_context(_after(site.output, results.append))
-                    stack.enter_context(_before(_sum_of(site), sums.append))
-                    sites.model(**batch.inputs)
-                residuals = [total - result for total, result in zip(sums, results, strict=True)]
-                sample = Sample(_rows(batch, inputs), _rows(batch, residuals))
-                yield sample, calibration.target(site, number)
-
-        yield site, samples()
 
 
 def _through_layers(sites: Sites, calibration: Calibration) -> Iterator[tuple[Site, Iterator[tuple[Sample, Target]]]]:

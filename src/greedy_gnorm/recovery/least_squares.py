@@ -6,15 +6,16 @@ that are left,
 
     W = (X'X + lam I)^-1 (X'Y + lam W0),   b = mean(Y) - mean(X) W,   lam = RIDGE * mean of the diagonal of X'X.
 
-Sites are fitted from the bottom, each after those below it. The result depends on the unpruned model, the units that
-are removed and the rows, not on the order of removal: any step of a run can be rebuilt.
+Sites are fitted from the bottom, each after those below it. Modules that several layers share are fitted to the
+unpruned model's own inputs, all applications at once. The result depends on the unpruned model, the units that are
+removed and the rows, not on the order of removal: any step of a run can be rebuilt.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from greedy_gnorm.errors import NonFiniteScore
 from greedy_gnorm.model.modeling_pruned import kept_channels
 from greedy_gnorm.model.modes import evaluating
 from greedy_gnorm.model.sites import Site, Sites, find_sites, weight_of
-from greedy_gnorm.passes.calibration import Calibration
+from greedy_gnorm.passes.calibration import Calibration, Sample, Target
 from greedy_gnorm.passes.processes import gather_tensors, world_size
 
 log = logging.getLogger("greedy_gnorm")
@@ -72,6 +73,15 @@ class NormalEquations:
             upper = x[:, start:end].mT @ x[:, start:]
             self.squares[start:end, start:].add_(upper)
             self.squares[end:, start:end].add_(upper[:, end - start :].mT)
+
+    def at(self, channels: Sequence[int]) -> NormalEquations:
+        """The equations of some of the inputs."""
+        places = torch.tensor(channels, dtype=torch.long, device=self.squares.device)
+        part = NormalEquations(len(channels), len(self.mean_target), self.squares.device)
+        part.count, part.mean_target = self.count, self.mean_target
+        part.mean_input, part.products = self.mean_input[places], self.products[places]
+        part.squares = self.squares[places][:, places]
+        return part
 
     def merge(self, other: NormalEquations) -> None:
         """Add the rows of other equations."""
@@ -171,6 +181,7 @@ class Recovery:
     name: str
     solver: Solver
     calibration: Calibration
+    shared: dict[int, NormalEquations] = field(default_factory=dict)  # of modules that several layers share, by site
 
     @property
     def key(self) -> tuple[str, str]:
@@ -180,37 +191,74 @@ class Recovery:
     def __call__(self, sites: Sites) -> None:
         """Fit all output maps of the model, heads' and neurons', in place; the model must have the original weights."""
         everything = find_sites(sites.model)
-        originals = self.calibration.original
         for site in everything:
-            _set_output(site, *_original_output(originals[site.index], site))
-        lowest = next((site.index for site in everything if site.survivors != originals[site.index].survivors), None)
-        with evaluating(sites.model), torch.no_grad():
-            for site, samples in self.calibration.samples(everything):
-                if lowest is None or (everything.layers and site.index < lowest):
-                    continue  # nothing was removed in this site or below it
-                weight, bias = _original_output(originals[site.index], site)
-                equations = NormalEquations(weight.shape[0], weight.shape[1], weight.device)
-                for sample, target in samples:
-                    equations.add(sample.inputs, target.sums - sample.residuals, target.weights)
-                _set_output(site, *self.solver(equations.gathered(), weight.double(), _double(bias), site))
+            _set_output(site, *self._original(site))
+        with evaluating(sites.model), evaluating(self.calibration.original.model), torch.no_grad():
+            if everything.layers:
+                self._fit_layers(everything)
+            else:
+                self._fit_shared(everything)
         for site in sites:
             site.version += 1
+
+    def _fit_layers(self, sites: Sites) -> None:
+        """Fit a stack of layers from the bottom; below the lowest removed unit nothing changes."""
+        lowest = next((site.index for site in sites if self._is_cut(site)), len(sites))
+        for site, samples in self.calibration.samples(sites):
+            if site.index >= lowest:
+                weight, bias = self._original(site)
+                self._fit(site, _equations(samples, weight).gathered(), weight, bias)
+
+    def _fit_shared(self, sites: Sites) -> None:
+        """Fit modules that several layers share to the unpruned model's own inputs, all applications at once.
+
+        The equations of all units are computed once, and each set of units takes its part of them.
+        """
+        for site in sites:
+            if self._is_cut(site):
+                if site.index not in self.shared:
+                    whole, _ = _output_of(self.calibration.original[site.index])
+                    samples = self.calibration.original_samples(site.index)
+                    self.shared[site.index] = _equations(samples, whole).gathered()
+                weight, bias = self._original(site)
+                self._fit(site, self.shared[site.index].at(self._channels(site)), weight, bias)
+
+    def _fit(self, site: Site, equations: NormalEquations, weight: Tensor, bias: Tensor | None) -> None:
+        _set_output(site, *self.solver(equations, weight.double(), _double(bias), site))
+
+    def _is_cut(self, site: Site) -> bool:
+        return site.survivors != self.calibration.original[site.index].survivors
+
+    def _channels(self, site: Site) -> list[int]:
+        """The channels of the unpruned output map that belong to the units that are left."""
+        original = self.calibration.original[site.index]
+        places_of = {unit: place for place, unit in enumerate(original.survivors)}
+        places = [places_of[unit] for unit in site.survivors]
+        return kept_channels(original.layout["output"], original.layout, len(original.survivors), places)
+
+    def _original(self, site: Site) -> Fit:
+        """The unpruned model's output map for the units that are left."""
+        weight, bias = _output_of(self.calibration.original[site.index])
+        return weight[torch.tensor(self._channels(site), dtype=torch.long)], bias
+
+
+def _equations(samples: Iterable[tuple[Sample, Target]], weight: Tensor) -> NormalEquations:
+    equations = NormalEquations(weight.shape[0], weight.shape[1], weight.device)
+    for sample, target in samples:
+        equations.add(sample.inputs, target.sums - sample.residuals, target.weights)
+    return equations
 
 
 def _double(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.double()
 
 
-def _original_output(original: Site, site: Site) -> Fit:
-    """The unpruned model's output map for the units that are left: (D, d) and (d,)."""
-    linear: nn.Module = original.output
-    places_of = {unit: place for place, unit in enumerate(original.survivors)}
-    places = [places_of[unit] for unit in site.survivors]
-    channels = kept_channels(original.layout["output"], original.layout, len(original.survivors), places)
-    stored, bias = weight_of(linear), linear.bias
-    weight = stored if isinstance(linear, Conv1D) else stored.mT
+def _output_of(site: Site) -> Fit:
+    """The weights, (D, d), and the bias of an output map."""
+    linear: nn.Module = site.output
+    stored, bias = weight_of(linear).detach(), linear.bias
     assert bias is None or isinstance(bias, Tensor)
-    return weight.detach()[torch.tensor(channels, dtype=torch.long)], None if bias is None else bias.detach()
+    return stored if isinstance(linear, Conv1D) else stored.mT, None if bias is None else bias.detach()
 
 
 def _set_output(site: Site, weight: Tensor, bias: Tensor | None) -> None:
