@@ -100,8 +100,17 @@ def prune(
         )
     else:
         settings |= {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
-        commands.prune(
-            model, data, out, settings, eval_data=eval_data, resume=resume, live=live, quiet=quiet, as_json=as_json
+        commands.perform(
+            "prune",
+            model,
+            data,
+            out,
+            settings,
+            eval_data=eval_data,
+            resume=resume,
+            live=live,
+            quiet=quiet,
+            as_json=as_json,
         )
 
 
@@ -133,8 +142,17 @@ def compress(
     from greedy_gnorm.cli import commands
 
     settings |= {"format": form.value, "measure_speed": measure_speed, "push_to_hub": push_to_hub}
-    commands.compress(
-        model, data, out, settings, eval_data=eval_data, resume=resume, live=live, quiet=quiet, as_json=as_json
+    commands.perform(
+        "compress",
+        model,
+        data,
+        out,
+        settings,
+        eval_data=eval_data,
+        resume=resume,
+        live=live,
+        quiet=quiet,
+        as_json=as_json,
     )
 
 

@@ -35,8 +35,12 @@ from greedy_gnorm.scores import SCORES, Score, score_with
 from greedy_gnorm.tasks.objectives import OBJECTIVES
 from greedy_gnorm.units import Step, unit_name, vectors_to_json
 
+RUNS = {"prune": (run_prune, "pruned"), "compress": (run_compress, "compressed")}
+"""The commands that make a run: their functions, and what the result is called."""
 
-def prune(
+
+def perform(
+    command: str,
     model: str,
     data: str,
     out: Path | None,
@@ -45,43 +49,12 @@ def prune(
     eval_data: str | None = None,
     resume: bool,
     live: bool = False,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    out = out or _free_folder(Path("runs"), f"{Path(model).name}-pruned", resume=resume)
-    _perform(run_prune, model, data, out, settings, eval_data, resume, live=live, quiet=quiet, as_json=as_json)
-
-
-def compress(
-    model: str,
-    data: str,
-    out: Path | None,
-    settings: dict[str, Any],
-    *,
-    eval_data: str | None = None,
-    resume: bool,
-    live: bool = False,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    out = out or _free_folder(Path("runs"), f"{Path(model).name}-compressed", resume=resume)
-    _perform(run_compress, model, data, out, settings, eval_data, resume, live=live, quiet=quiet, as_json=as_json)
-
-
-def _perform(
-    command: Any,
-    model: str,
-    data: str,
-    out: Path,
-    settings: dict[str, Any],
-    eval_data: str | None,
-    resume: bool,
-    *,
-    live: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
     """A run with its progress shown, which ends with its journal complete when it is interrupted."""
+    function, result = RUNS[command]
+    out = out or _free_folder(Path("runs"), f"{Path(model).name}-{result}", resume=resume)
     quiet = quiet or not is_first()
     with ExitStack() as stack:
         stack.enter_context(console.messages(quiet=quiet))
@@ -95,7 +68,7 @@ def _perform(
             interrupts.check()
 
         try:
-            run = command(model, data, eval_data=eval_data, out=out, resume=resume, on_step=on_step, **settings)
+            run = function(model, data, eval_data=eval_data, out=out, resume=resume, on_step=on_step, **settings)
         except KeyboardInterrupt:
             raise Interrupted(out / "journal.jsonl") from None
     _show(run, out, quiet=quiet, as_json=as_json)
@@ -268,17 +241,16 @@ def demo(out: Path | None, settings: dict[str, Any], *, resume: bool, quiet: boo
             assets = prepare(seed=settings["seed"], say=console.silent if quiet else console.say)
         except OSError as error:
             raise GnormError(f"Can't save the demo's model: {error}.") from error
-    prune(str(assets.model), str(assets.data), folder, settings, resume=resume, quiet=quiet, as_json=as_json)
+    inputs = str(assets.model), str(assets.data)
+    perform("prune", *inputs, folder, settings, resume=resume, quiet=quiet, as_json=as_json)
     if as_json:
         return
     smaller = folder.with_name(f"{folder.name}-compressed")
     if not quiet:
         console.say(f"\nThe same model with heads and neurons removed, and what is left fitted ({smaller}):")
     settings = {"macs": DEMO_MACS, "rounds": DEMO_ROUNDS, "seed": settings["seed"]}
-    compress(
-        str(assets.model), str(assets.data), smaller, settings,
-        resume=resume and smaller.exists(), quiet=quiet, as_json=False,
-    )  # fmt: skip
+    again = resume and smaller.exists()
+    perform("compress", *inputs, smaller, settings, resume=again, quiet=quiet, as_json=False)
     console.show_next_steps(folder, smaller)
 
 
