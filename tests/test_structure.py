@@ -15,7 +15,7 @@ TESTS = Path(__file__).parent
 
 ORDER = [
     "errors", "registry", "settings", "units", "model", "data", "tasks", "passes", "scores", "recovery", "pruning",
-    "records", "comparison", "report", "deployment", "api", "demo", "cli",
+    "records", "comparison", "report", "deployment", "runs", "api", "demo", "cli",
 ]  # fmt: skip
 """A folder or file may import itself and what stands before it, never what stands behind."""
 FOLDERS = [name for name in ORDER if (PACKAGE / name).is_dir()]

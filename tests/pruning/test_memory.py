@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import greedy_gnorm as gg
-from greedy_gnorm import api
+from greedy_gnorm import runs
 from greedy_gnorm.deployment.speed import torch_latencies
 
 WORDS = 20_000
@@ -55,7 +55,7 @@ class LiveCopies(TorchDispatchMode):
 )
 def test_a_run_with_latency_holds_three_copies_at_most(stored, options, tmp_path, monkeypatch):
     """The model as it came, and two more."""
-    monkeypatch.setattr(api, "torch_latencies", partial(torch_latencies, seconds=0))
+    monkeypatch.setattr(runs, "torch_latencies", partial(torch_latencies, seconds=0))
     model = tiny_model("bert", num_hidden_layers=2, vocab_size=WORDS, dtype=stored, **LABEL_NAMES)
     with LiveCopies(model) as copies:
         run = gg.prune(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,10 @@ from greedy_gnorm.scores import SCORES, Score, score_with
 from greedy_gnorm.tasks.objectives import OBJECTIVES
 from greedy_gnorm.units import Step, unit_name, vectors_to_json
 
-RUNS = {"prune": (run_prune, "pruned"), "compress": (run_compress, "compressed")}
+RUNS: dict[str, tuple[Callable[..., Any], str]] = {
+    "prune": (run_prune, "pruned"),
+    "compress": (run_compress, "compressed"),
+}
 """The commands that make a run: their functions, and what the result is called."""
 
 

@@ -1,0 +1,164 @@
+"""Performing a run: from its inputs to the files of its folder. `api` has what users call."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from greedy_gnorm.data.batches import Batches
+from greedy_gnorm.data.sets import CALIBRATION
+from greedy_gnorm.deployment import hub
+from greedy_gnorm.deployment.speed import torch_latencies
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.model.sites import find_sites
+from greedy_gnorm.passes.evaluation import tested
+from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks
+from greedy_gnorm.passes.speed import SHAPES, possible
+from greedy_gnorm.pruning.choices import Choice, choose
+from greedy_gnorm.pruning.costs import Times
+from greedy_gnorm.pruning.prepare import (
+    device_for,
+    dtype_for,
+    load_sets,
+    prepare_run,
+    recovery_for,
+    resolve_method,
+)
+from greedy_gnorm.pruning.run import OnStep, Run, at_step, measure_of, units_of, walk
+from greedy_gnorm.records.header import check_processes_agree, run_header, sources_of
+from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
+from greedy_gnorm.recovery.least_squares import Recovery
+from greedy_gnorm.report.outcome import check_format, write_outcome
+from greedy_gnorm.settings import Settings
+from greedy_gnorm.units import Latency, Step
+
+
+def perform(
+    command: str,
+    given: Settings,
+    model: Any,
+    tokenizer: Any,
+    data: Any,
+    eval_data: Any,
+    *,
+    out: str | Path | None,
+    resume: bool,
+    on_step: OnStep | None,
+    format: str,
+    measure_speed: bool,
+    push_to_hub: str | None,
+) -> Run:
+    """Prepare a run, perform its steps, measure the result and write it."""
+    check_format(format)
+    if push_to_hub is not None:
+        if out is None:
+            raise GnormError("push_to_hub requires a folder for the model: set out.")
+        hub.check(push_to_hub)
+    times = _recorded_times(out) if resume else None
+    prepared = on_all_ranks(lambda: prepare_run(model, tokenizer, data, eval_data, given, times))
+    header = {"command": command, **run_header(prepared.model, model, prepared.rows, given, prepared.plan.costs)}
+    check_processes_agree(header)
+    with ExitStack() as stack:
+        journal: Journal | None = None
+
+        def begin() -> list[dict[str, Any]]:
+            nonlocal journal
+            if out is not None:
+                journal = stack.enter_context(open_journal(Path(out), header, resume=resume))
+            return [] if journal is None else [step.to_json() for step in journal.steps]
+
+        history = [Step.from_json(line) for line in broadcast(begin)]
+        record = None if journal is None else journal.append
+        steps = walk(prepared.sites, prepared.plan, history, prepared.limit, record=record, on_step=on_step)
+        chosen, unpruned, tokenizer = prepared.plan.rules.solution(steps), prepared.model, prepared.tokenizer
+        recovery, test, units = prepared.plan.recovery, prepared.test, units_of(header)
+        # At most three copies of the model at a time: the one that was cut and those that are timed go first
+        del prepared
+        timed = measure_speed and journal is not None and given.device_map is None
+        latencies = _latencies(unpruned, steps, chosen, given, units) if timed else []
+        choices = choose(steps, measure_of(header)) if test is not None else []
+        if timed and is_first():
+            choices = _timed_choices(choices, unpruned, steps, given, units)
+        pruned = at_step(unpruned, steps, chosen, units, recovery)
+        if recovery is not None:
+            recovery.calibration.clear()  # gigabytes on disk, and computed again when another step is rebuilt
+        tests = None if test is None else _tested(unpruned, pruned, test, given)
+        run = Run(steps, steps[chosen], pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices)
+        if journal is None:
+            return run
+        write_outcome(run, journal, format)
+        if push_to_hub is not None:
+            hub.push(journal.folder / "model", push_to_hub)
+        return run
+
+
+def _recorded_times(out: str | Path | None) -> Times | None:
+    """The times that the run in this folder measured by width, if it did."""
+    if out is None or not (Path(out) / RUN_FILE).exists():
+        return None
+    content = read_header(Path(out) / RUN_FILE).get("times")
+    return None if content is None else Times.from_json(content)
+
+
+def _tested(before: Any, after: Any, test: Batches, given: Settings) -> dict[str, Any]:
+    """The quality of both models on the test rows, in the precision of the run."""
+    place = device_for(given), dtype_for(before, given)
+    first, second = (find_sites(copy.deepcopy(model).to(*place)) for model in (before, after))
+    return tested(first, second, test)
+
+
+def _latencies(model: Any, steps: Sequence[Step], chosen: int, given: Settings, units: str) -> list[Latency]:
+    """The speed of the unpruned model and of the solution, on the device and in the precision of the run."""
+    before = _as_run(model, given)
+    return torch_latencies(before, at_step(before, steps, chosen, units), _shapes(given))
+
+
+def _timed_choices(
+    choices: Sequence[Choice], model: Any, steps: Sequence[Step], given: Settings, units: str
+) -> list[Choice]:
+    """The choices with their measured speed, each timed in turn with the unpruned model."""
+    before = _as_run(model, given)
+    shapes = possible(before, _shapes(given))[-1:]
+    timed = []
+    for choice in choices:
+        for latency in torch_latencies(before, at_step(before, steps, choice.step, units), shapes, seconds=1.0):
+            choice = replace(choice, measured=latency.speed_up, milliseconds=latency.after_ms)
+        timed.append(choice)
+    return timed
+
+
+def _as_run(model: Any, given: Settings) -> Any:
+    """The model on the device and in the precision of the run."""
+    device, dtype = device_for(given), dtype_for(model, given)
+    first = next(model.parameters())
+    return model if (first.device, first.dtype) == (device, dtype) else copy.deepcopy(model).to(device, dtype)
+
+
+def _shapes(given: Settings) -> tuple[tuple[int, int], ...]:
+    """The shapes to time: the usual ones, and the one that the user states."""
+    if given.shape is None:
+        return SHAPES
+    rows, tokens = map(int, given.shape.split("x"))
+    return (*SHAPES, (rows, tokens))
+
+
+def recovery_of(journal: Journal, model: Any, tokenizer: Any, settings: Settings) -> Recovery | None:
+    """What a recorded run fitted its output maps with: its calibration rows are read again, and must be the same."""
+    method, _, _ = resolve_method(settings)
+    if method.recover == "none":
+        return None
+    described = journal.header["data"]
+    if any(part.get("in_memory") for part in described.values()):
+        raise GnormError(f"The run in {journal.folder} was given rows in Python: take its steps with run.at(step).")
+    sets = load_sets(model, tokenizer, *sources_of(journal.header), settings)
+    if sets[CALIBRATION].fingerprint != described[CALIBRATION]["fingerprint"]:
+        raise GnormError(
+            f"{described[CALIBRATION]['source']} has changed since the run in {journal.folder} was calibrated on it."
+        )
+    device = device_for(settings)
+    rows = {CALIBRATION: sets[CALIBRATION].to(device)}
+    return recovery_for(method, copy.deepcopy(model).to(device, dtype_for(model, settings)), rows)
