@@ -35,10 +35,13 @@ def main() -> None:
     known = sorted(path.stem for path in (HERE / "offline").glob("*.yaml"))
     parser.add_argument("names", nargs="*", choices=[*known, []], help="which experiments; all by default")
     parser.add_argument("--joint", action="store_true", help="compare methods that remove heads and neurons together")
+    parser.add_argument("--runs", type=int, help="runs of each method, if not those of the file")
     given = parser.parse_args()
     for name in given.names or known:
         plan = yaml.safe_load((HERE / "offline" / f"{name}.yaml").read_text(encoding="utf-8"))
-        run(name, plan, "joint" if given.joint else "compare")
+        what = "joint" if given.joint else "compare"
+        plan[what] |= {} if given.runs is None else {"runs": given.runs, "trajectories": given.runs}
+        run(name, plan, what)
 
 
 def run(name: str, plan: dict[str, Any], what: str = "compare") -> None:
