@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import resource
 import subprocess
 import sys
 import time
@@ -111,7 +110,9 @@ def _memory_here(what: str, tokens: int) -> None:
     if what == "fitting":
         remove(sites, [unit for unit in sites.survivors() if unit.index % 2])
         Recovery("least-squares", SOLVERS["least-squares"], Calibration(original, calibration))(sites)
-    print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    # Not ru_maxrss, which a process inherits from the one that started it
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    print(1024 * int(status.partition("VmHWM:")[2].split()[0]))
 
 
 def memory() -> list[list[str]]:
@@ -123,19 +124,27 @@ def memory() -> list[list[str]]:
     return cells
 
 
+def write_memory() -> None:
+    write(PAGE, "compress-memory", as_markdown(["calibration tokens", "MB beyond running the model"], memory()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--only", choices=("memory",), help="measure only the memory")
     parser.add_argument("--memory", choices=("forward", "fitting"), help=argparse.SUPPRESS)
     parser.add_argument("--tokens", type=int, default=65_536, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.memory:
         _memory_here(given.memory, given.tokens)
         return
+    if given.only == "memory":
+        write_memory()
+        return
     cells = rounds(sentences(256, *LENGTHS), sentences(2048, *LENGTHS), given.rounds)
     threads = f"{torch.get_num_threads()} threads, {given.rounds} rounds."
     write(PAGE, "compress", threads + "\n\n" + as_markdown(["work", "measure", "to reach", "measured"], cells))
-    write(PAGE, "compress-memory", as_markdown(["calibration tokens", "MB beyond running the model"], memory()))
+    write_memory()
 
 
 if __name__ == "__main__":
