@@ -115,7 +115,8 @@ LABEL_NAMES = {"id2label": {0: "neg", 1: "neutral", 2: "pos"}, "label2id": {"neg
 def without_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave figures undrawn, which takes half the time of a small run, except in tests that are marked `draws`."""
     if "draws" not in request.keywords:
-        monkeypatch.setattr("greedy_gnorm.report.figures.pictures", lambda figure: {".png": b"-", ".svg": b"-"})
+        undrawn = {".png": b"-", ".svg": b"-", ".pdf": b"-"}
+        monkeypatch.setattr("greedy_gnorm.report.figures.pictures", lambda figure, dpi: undrawn)
 
 
 @pytest.fixture(params=list(FAMILY_CONFIGS))

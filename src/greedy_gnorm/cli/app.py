@@ -165,12 +165,16 @@ def report(
         Path | None,
         typer.Option(help="The file to write. Default: report.html in the folder, or above all folders."),
     ] = None,
+    dpi: Annotated[
+        int | None,
+        typer.Option(min=1, help="Draw figures/ again too, with so many dots per inch. Runs write them with 150."),
+    ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write report.html, a page in one file, from the journal of a run; the run need not be finished."""
     from greedy_gnorm.cli import commands
 
-    commands.report(folders, out, show=show)
+    commands.report(folders, out, dpi=dpi, show=show)
 
 
 @app.command()

@@ -25,9 +25,11 @@ from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.processes import is_first
 from greedy_gnorm.pruning.methods import METHODS
 from greedy_gnorm.pruning.rules import RULES
-from greedy_gnorm.records.files import write_bytes, write_json, writing_to
+from greedy_gnorm.records.files import write_json, writing_to
 from greedy_gnorm.report import figures
 from greedy_gnorm.report.compression import head_places, scores_of_heads
+from greedy_gnorm.report.names import data_name, last_part
+from greedy_gnorm.report.outcome import FIGURES, redraw_figures
 from greedy_gnorm.report.parameters import parameter_table
 from greedy_gnorm.report.tables import as_csv, as_markdown, comparison_tables
 from greedy_gnorm.report.writer import LiveReport, write_report
@@ -95,10 +97,14 @@ def _show(run: Any, out: Path, *, quiet: bool, as_json: bool) -> None:
         console.show_run(run, out, drawn=not quiet)
 
 
-def report(folders: Sequence[Path], out: Path | None, *, show: bool) -> None:
+def report(folders: Sequence[Path], out: Path | None, *, dpi: int | None, show: bool) -> None:
     if not is_first():
         return
     path = write_report(folders, out)
+    if dpi is not None:
+        for folder in folders:
+            redraw_figures(folder, dpi)
+            console.out.print(f"Figures  {folder / FIGURES}", highlight=False, soft_wrap=True)
     console.out.print(f"Report   {path}", highlight=False, soft_wrap=True)
     if show and not webbrowser.open(path.resolve().as_uri()):
         raise GnormError(f"No browser could be started. Open this file yourself: {path.resolve()}")
@@ -125,8 +131,8 @@ def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any],
         write_json(out / "scores.json", content)
         if attention := [sites[place] for place in head_places(sites)]:
             heat_map = figures.heat_map(scores_of_heads(scores, sites), name, attention)
-            for suffix, picture in figures.pictures(heat_map).items():
-                write_bytes(out / f"scores{suffix}", picture)
+            rows = f"up to {settings['samples']:,} rows" if settings["samples"] else "all rows"
+            figures.save(heat_map, out / "scores", f"{last_part(model)} on {data_name(data)}, {rows}")
     if as_json:
         console.show_json(content)
     elif not quiet:

@@ -27,6 +27,7 @@ class Choice:
     promised: float | None = None
     measured: float | None = None
     milliseconds: float | None = None
+    interval: Sequence[float] | None = None  # of the quality, 95 %
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for run.json."""

@@ -41,6 +41,14 @@ def _score(value: Any) -> bool:
     return value is None or value in ("inf", "-inf") or (isinstance(value, float | int) and abs(value) < math.inf)
 
 
+def _share(value: Any) -> bool:
+    return _number(value) and 0 <= value <= 1
+
+
+def _pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_number, value))
+
+
 def _nothing_or(inner: Any) -> Callable[[Any], bool]:
     return lambda value: value is None or _mismatch(value, inner, "") is None
 
@@ -108,8 +116,8 @@ RUN: dict[str, Any] = {
         ],
         "test?": {
             "rows": _count,
-            "quality": {"*": [_number]},
-            "intervals": {"*": {"before": [_number], "after": [_number], "change": [_number]}},
+            "quality": {"*": _pair},
+            "intervals": {"*": {"before": _pair, "after": _pair, "change": _pair}},
         },
         "choices?": [
             {
@@ -122,6 +130,7 @@ RUN: dict[str, Any] = {
                 "promised?": _nothing_or(_positive),
                 "measured?": _nothing_or(_positive),
                 "milliseconds?": _nothing_or(_positive),
+                "interval?": _nothing_or(_pair),
             }
         ],
     },
@@ -154,6 +163,27 @@ STEP: dict[str, Any] = {
     "seal?": _word,
 }
 """A line of journal.jsonl."""
+
+_CLASS_SCORES = {"precision": _share, "recall": _share, "f1": _share}
+_PREDICTION = {"label": _word, "probability": _share}
+PREDICTIONS: dict[str, Any] = {
+    "rows": _count,
+    "classes": [_word],
+    "per_class": [{"class": _word, "rows": _count, "before": _CLASS_SCORES, "after": _CLASS_SCORES}],
+    "confusion": {"before": [[_count]], "after": [[_count]]},
+    "agreement": _share,
+    "changed_count": _count,
+    "changed": [
+        {
+            "text": _word,
+            "text_pair": _nothing_or(_word),
+            "label": _nothing_or(_word),
+            "before": _PREDICTION,
+            "after": _PREDICTION,
+        }
+    ],
+}
+"""predictions.json."""
 
 
 def upgraded(header: Any) -> Any:
@@ -213,6 +243,18 @@ def header_fault(header: Any, shape: Mapping[str, Any] = RUN) -> str | None:
     return "no head is left" if fault is None and len(header["model"]["removed"]) == total else fault
 
 
+def predictions_fault(content: Any) -> str | None:
+    """What is wrong with predictions.json, if anything."""
+    fault = _mismatch(content, PREDICTIONS, "")
+    if fault is not None:
+        return fault
+    count = len(content["classes"])
+    for side, matrix in content["confusion"].items():
+        if len(matrix) != count or any(len(row) != count for row in matrix):
+            return f"confusion.{side} is no table of {count} classes"
+    return None
+
+
 def is_later(header: Any) -> bool:
     """Whether a later version of the program wrote this header."""
     number = header.get("schema") if isinstance(header, dict) else None
@@ -235,8 +277,12 @@ def steps_fault(header: Mapping[str, Any], steps: list[Step]) -> str | None:
         if fault is not None:
             return f"step {step.step}: {fault}"
         gone |= set(step.removed)
-    if header.get("result", {}).get("solution", 0) >= max(len(steps), 1):
-        return f"the solution is step {header['result']['solution']}, which does not exist"
+    result = header.get("result", {})
+    if result.get("solution", 0) >= max(len(steps), 1):
+        return f"the solution is step {result['solution']}, which does not exist"
+    for choice in result.get("choices", []):
+        if choice["step"] >= len(steps):
+            return f"the choice {choice['name']!r:.60} is step {choice['step']}, which does not exist"
     return None
 
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import yaml
 
 from greedy_gnorm.pruning.run import Run, sites_of
-from greedy_gnorm.report.compression import (
-    MULTIPLICATIONS,
-    Kept,
-    cost_part,
-    is_compression,
-    kept_units,
-    percent_left,
-)
-from greedy_gnorm.report.page import model_title
-from greedy_gnorm.report.tables import (
-    LATENCY_COLUMNS,
-    as_markdown,
-    choices_table,
-    latency_cells,
-    megabytes,
-    stored_precision,
-    test_table,
-)
+from greedy_gnorm.records.journal import Journal
+from greedy_gnorm.report.choices import choice_columns, choice_rows
+from greedy_gnorm.report.compression import Kept, is_compression
+from greedy_gnorm.report.names import model_title
+from greedy_gnorm.report.page import PageRun
+from greedy_gnorm.report.tables import LATENCY_COLUMNS, as_markdown, latency_cells, megabytes, test_table
+from greedy_gnorm.report.verdict import UNITS
 from greedy_gnorm.tasks.task import task_of
 from greedy_gnorm.units import unit_name
 
@@ -37,65 +29,61 @@ def model_card(run: Run, form: str = "pruned") -> str:
         "tags": ["greedy-gnorm", "pruned", model["type"]],
         "metrics": [run.measure.name],
     }
-    speed = as_markdown(LATENCY_COLUMNS, [latency_cells(latency) for latency in run.latencies]) if run.latencies else ""
-    result, units = _compressed(run) if is_compression(run.header) else _pruned(run)
-    return (
-        f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n"
-        f"# {model_title(model)}, pruned\n\n"
-        f"{result}"
-        f"{speed}\n{HOW_TO_LOAD[form].format(auto_class=task.auto_class, pipeline=task.pipeline)}\n"
-        f"{units}"
+    shown = _as_on_the_page(run)
+    left = "".join(_left(kept, run.solution.step) for kept in shown.kept)
+    return "\n\n".join(
+        [
+            f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---",
+            f"# {model_title(model)}, pruned",
+            *_result(run, shown),
+            HOW_TO_LOAD[form].format(auto_class=task.auto_class, pipeline=task.pipeline).rstrip(),
+            left if is_compression(run.header) else f"Removed heads: {_names(run)}.\n",
+        ]
     )
 
 
-def _pruned(run: Run) -> tuple[str, str]:
-    """What was done, with its result, and the heads that are gone."""
-    heads, config, data = run.summary()["heads"], run.header["config"], run.header["data"]
-    sites = sites_of(run.header)
-    names = ", ".join(unit_name(sites, head) for head in sorted(run.removed))
-    return (
-        f"{heads['removed']} of {heads['total']} attention heads were removed with greedy-gnorm "
-        f"(method {config['method']}, objective {config['objective']}, seed {config['seed']}).\n\n"
-        f"{as_markdown(['', 'before', 'after'], _before_and_after(run))}\n"
-        f"Quality is measured on {data['evaluation']['rows']} rows "
-        f"(fingerprint {data['evaluation']['fingerprint']}). The heads were chosen on {data['scoring']['rows']} rows "
-        f"(fingerprint {data['scoring']['fingerprint']}).\n\n",
-        f"Removed heads: {names or 'none'}.\n",
-    )
+def _as_on_the_page(run: Run) -> PageRun:
+    """The run as its page shows it: from the record alone."""
+    method = run.header["config"]["method"]
+    return PageRun(method, method, Journal(Path(), {**run.header, "result": run.summary()}, run.steps))
 
 
-def _compressed(run: Run) -> tuple[str, str]:
-    """What was done towards a budget, with its result, and the units that each layer has left."""
+def _result(run: Run, shown: PageRun) -> Iterator[str]:
+    """What was done and which choice this is, its quality and size, the rows, the other choices, and the speed."""
     config, data, step = run.header["config"], run.header["data"], run.solution.step
-    kinds = kept_units(run.header, run.steps)
-    gone = " and ".join(f"{kept.gone(step):,} of {kept.total:,} {CARD_WORDS[kept.word]}" for kept in kinds)
+    gone = " and ".join(f"{kept.gone(step):,} of {kept.total:,} {UNITS[kept.word]}" for kept in shown.kept)
+    yield (
+        f"{gone} were removed with greedy-gnorm (method {config['method']}, objective {config['objective']}, "
+        f"seed {config['seed']})."
+    )
+    columns, rows = choice_columns(shown, run.measure), choice_rows(shown, run.measure)
+    if own := [row for row in rows if row.is_solution]:
+        yield as_markdown(columns, [[row.name, *row.cells] for row in (rows[0], *own)]).rstrip()
+    if run.test is not None:
+        yield as_markdown(*test_table(run.test, run.measure)).rstrip()
+    yield as_markdown(["", "before", "after"], _before_and_after(run, shown)).rstrip()
     uses = "; ".join(
         f"{use} on {data[part]['rows']:,} rows (fingerprint {data[part]['fingerprint']})"
         for part, use in USES.items()
         if part in data
     )
-    parts = [
-        f"{gone} were removed with greedy-gnorm (method {config['method']}, objective {config['objective']}, "
-        f"seed {config['seed']}).",
-        as_markdown(["", "before", "after"], _before_and_after(run)).rstrip(),
-        f"The quality in this table is that on the rows that a step was chosen on. {uses[:1].upper()}{uses[1:]}.",
-    ]
-    if run.test is not None:
-        parts.append(as_markdown(*test_table(run.test, run.measure)).rstrip())
-    if run.choices:
-        parts += [
-            f"Other steps of the same run (its step {step} is this model):",
-            as_markdown(*choices_table(run.choices, run.steps[0], run.measure)).rstrip(),
-        ]
-    return "\n\n".join([*parts, ""]), "".join(_left(kept, step) for kept in kinds)
+    yield f"Quality in the table above is that on the rows that a step was chosen on. {uses[:1].upper()}{uses[1:]}."
+    if others := [row for row in rows[1:] if not row.is_solution]:
+        yield f"Other steps of the same run (its step {step} is this model):"
+        yield as_markdown(["step", *columns], [[str(row.step), row.name, *row.cells] for row in others]).rstrip()
+    if run.latencies:
+        yield as_markdown(LATENCY_COLUMNS, [latency_cells(latency) for latency in run.latencies]).rstrip()
+
+
+def _names(run: Run) -> str:
+    sites = sites_of(run.header)
+    return ", ".join(unit_name(sites, head) for head in sorted(run.removed)) or "none"
 
 
 def _left(kept: Kept, step: int) -> str:
     return f"{kept.words.capitalize()} left by layer: {', '.join(f'{count:,}' for count in kept.left[step])}.\n"
 
 
-CARD_WORDS = {"head": "attention heads", "neuron": "feed-forward neurons"}
-"""The units in the words of a model card, which people read without the rest."""
 USES = {
     "scoring": "units were ranked",
     "calibration": "what is left was fitted",
@@ -105,23 +93,16 @@ USES = {
 """What a run used each part of the data for."""
 
 
-def _before_and_after(run: Run) -> list[list[str]]:
+def _before_and_after(run: Run, shown: PageRun) -> list[list[str]]:
     """Quality and size as rows of text."""
     sides = (run.steps[0], run.solution)
-    precision = stored_precision(run.header, run.steps[0])
-    return [
+    rows = [
         *([name, *(f"{step.quality[name]:.4f}" for step in sides)] for name in run.steps[0].quality),
         ["parameters", *(f"{step.parameters:,}" for step in sides)],
-        [f"MB ({precision.name})", *(megabytes(step.bytes) for step in sides)],
-        *_multiplications(run),
+        [f"MB ({shown.precision.name})", *(megabytes(step.bytes) for step in sides)],
     ]
-
-
-def _multiplications(run: Run) -> list[list[str]]:
-    """The share of the multiplications that a compression left, as a row of text."""
-    if not is_compression(run.header) or cost_part([run.steps]) != MULTIPLICATIONS:
-        return []
-    return [["multiplications", "100%", f"{percent_left(run.steps, MULTIPLICATIONS)[run.solution.step]:.1f}%"]]
+    before, after = (step.cost.multiplications for step in sides)
+    return [*rows, ["multiplications", "100%", f"{after / before:.1%}"]] if before and after else rows
 
 
 HOW_TO_LOAD = {

@@ -13,8 +13,7 @@ from greedy_gnorm.comparison.analysis import drifts
 from greedy_gnorm.pruning.curves import Points, Walk, curve
 from greedy_gnorm.pruning.methods import RANDOM, RANDOMS
 from greedy_gnorm.report.compression import aligned, axis_title, cost_part, work_curve
-from greedy_gnorm.report.figures import ACCENT, COLOURS, DARK, LIGHT, MUTED
-from greedy_gnorm.report.page import FLAGSHIPS
+from greedy_gnorm.report.looks import ACCENT, COLOURS, DARK, LIGHT, MUTED, looks
 from greedy_gnorm.report.tables import measure_title
 from greedy_gnorm.units import Measure, removed_by
 
@@ -23,8 +22,6 @@ Curves = Mapping[str, Sequence[Walk]]
 
 BOXES = 25
 ENOUGH_FOR_BOXES = 5
-DASHES = ("solid", "dash", "dot", "dashdot")
-"""Four styles and seven colours: 28 methods until a combination repeats."""
 KINDS = {"score": "Scoring", "evaluate": "Evaluating", "remove": "Removing", "recover": "Fitting"}
 """What time is spent on; every run does the first three."""
 
@@ -36,19 +33,14 @@ def safe(text: str) -> str:
 
 def line_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """A line for each method, the same in every chart; a flagship comes first and is drawn strongest."""
-    ordered = sorted(names, key=lambda name: name not in FLAGSHIPS)
-    return {
-        name: {
-            "color": COLOURS[place % len(COLOURS)],
-            "dash": DASHES[place % len(DASHES)],
-            "width": 3 if name in FLAGSHIPS else 2,
-        }
-        for place, name in enumerate(ordered)
-    }
+    return {name: look.for_plotly for name, look in looks(names).items()}
 
 
 def explorer(measure: Measure) -> dict[str, Chart]:
-    """The charts that follow the slider; the page's script fills them with the run that is shown."""
+    """The charts that follow the slider; the page's script fills them with the run that is shown.
+
+    Its colours are those of light paper: the script sets those of the page.
+    """
     cell = {"hovertemplate": "%{text}<extra></extra>", "x": [], "y": [], "z": [], "text": [], "xgap": 2, "ygap": 2}
     mark = {"mode": "markers", "x": [], "y": [], "hoverinfo": "skip"}
     cross = {"symbol": "x", "size": 11, "color": ACCENT, "line": {"color": "white", "width": 1.5}}
@@ -103,8 +95,9 @@ def _followed(measure: Measure, title: str, **axis: Any) -> Chart:
         ),
     ]  # fmt: skip
     return _chart(
-        traces, showlegend=True, xaxis={"title": {"text": title}, **axis}, yaxis={"title": {"text": _title(measure)}}
-    )
+        traces, showlegend=True, hoverdistance=-1,  # a click anywhere takes the nearest point
+        xaxis={"title": {"text": title}, **axis}, yaxis={"title": {"text": _title(measure)}},
+    )  # fmt: skip
 
 
 def against_heads(curves: Curves, measure: Measure) -> Chart:
@@ -156,12 +149,11 @@ def _boxes(walks: Sequence[Points], name: str, look: Mapping[str, Any]) -> list[
     points = np.array(walks)  # (trajectories, steps, 2)
     stride = max(1, round(points.shape[1] / BOXES))
     across, values = points[0, ::stride, 0], points[:, ::stride, 1]
-    colour = MUTED if look["color"] == COLOURS[-1] else look["color"]  # black would hide the lines
     width = 0.6 * float(np.abs(np.diff(across)).min()) if len(across) > 1 else 0.6
     return [
         go.Box(
             x=np.repeat(across, len(walks)).tolist(), y=_rounded(values.T.ravel()), width=width, name=safe(name),
-            meta=name, marker={"color": colour, "size": 3}, line={"width": 1}, hoverinfo="x+y",
+            meta=name, marker={"color": look["color"], "size": 3}, line={"width": 1}, hoverinfo="x+y",
         )
     ]  # fmt: skip
 
@@ -214,7 +206,8 @@ def time_by_method(curves: Curves) -> Chart:
     for kind, look in _kinds("%{x:.1f} s", [walk for walks in curves.values() for walk in walks]):
         seconds = [sum(step.seconds.get(kind, 0.0) for walk in walks for step in walk) for walks in curves.values()]
         traces.append(go.Bar(x=_rounded(seconds, 2), y=names, orientation="h", **look))
-    axes = {"xaxis": {"title": {"text": "Seconds"}}, "yaxis": {"autorange": "reversed", "automargin": True}}
+    down = {"title": {"text": "Method"}, "autorange": "reversed", "automargin": True}
+    axes = {"xaxis": {"title": {"text": "Seconds"}}, "yaxis": down}
     return _chart(traces, showlegend=True, barmode="stack", height=130 + 34 * len(names), **axes)
 
 
@@ -228,24 +221,7 @@ def _kinds(hover: str, walks: Sequence[Walk]) -> Iterator[tuple[str, dict[str, A
         yield kind, {"name": name, "marker": marker, "hovertemplate": f"%{{fullData.name}}: {hover}<extra></extra>"}
 
 
-def against_latency(measured: Mapping[str, Sequence[tuple[float, float]]], measure: Measure) -> Chart:
-    """Quality against measured milliseconds: one line for each measurement, from the unpruned model to the solution."""
-    traces = []
-    for place, (name, points) in enumerate(measured.items()):
-        milliseconds, values = zip(*points, strict=True)
-        traces.append(
-            go.Scatter(
-                x=_rounded(milliseconds, 3), y=_rounded(values), name=safe(name), mode="lines+markers",
-                line={"color": COLOURS[place % len(COLOURS)], "width": 2},
-                marker={"size": 11, "symbol": ["circle-open", "star"]}, text=["before", "solution"],
-                hovertemplate="%{text}: %{x:.2f} ms, %{y:.4f}<extra></extra>",
-            )
-        )  # fmt: skip
-    axes = {"xaxis": {"title": {"text": "Milliseconds per batch"}}, "yaxis": {"title": {"text": _title(measure)}}}
-    return _chart(traces, showlegend=True, **axes)
-
-
-def against_speed(points: Sequence[tuple[str, float, float, str]], measure: Measure) -> Chart:
+def against_speed(points: Sequence[tuple[str, float, float, str]], measure: Measure, colour: str) -> Chart:
     """Quality against measured speed, (name, times faster, quality, what it is): the unpruned model comes first.
 
     Every model was timed in turn with the unpruned one, so that their ratio is what can be compared.
@@ -257,7 +233,7 @@ def against_speed(points: Sequence[tuple[str, float, float, str]], measure: Meas
     line = go.Scatter(
         x=_rounded(speeds, 3), y=_rounded(values), mode="lines+markers+text", text=[safe(name) for name in names],
         textposition=places, customdata=[safe(text) for text in texts], cliponaxis=False,
-        line={"color": COLOURS[0], "width": 2}, marker={"size": 11, "symbol": symbols},
+        line={"color": colour, "width": 2}, marker={"size": 11, "symbol": symbols},
         hovertemplate="%{text}: %{y:.4f}, %{x:.2f} times as fast (%{customdata})<extra></extra>",
     )  # fmt: skip
     return _chart(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,55 +18,39 @@ from greedy_gnorm.pruning.curves import curve
 from greedy_gnorm.pruning.methods import RANDOM, RANDOMS
 from greedy_gnorm.pruning.run import sites_of
 from greedy_gnorm.report.compression import aligned, axis_title, cost_part, work_curve
-from greedy_gnorm.report.figures import (
-    ACCENT,
-    COLOURS,
-    DARK,
-    LIGHT,
-    MUTED,
-    draw_mask,
-    heat_map,
-    mask_cells,
-    mask_rows,
-    save,
-)
-from greedy_gnorm.report.page import FLAGSHIPS
+from greedy_gnorm.report.figures import DPI, draw_mask, heat_map, mask_cells, mask_rows, save
+from greedy_gnorm.report.looks import ACCENT, DARK, FLAGSHIPS, LIGHT, MUTED, colour_of, looks
+from greedy_gnorm.report.names import about
 from greedy_gnorm.report.tables import measure_title
 from greedy_gnorm.units import Matrix, SiteInfo, Unit, layer_names, removed_by, unit_name
 
-STYLES = ("-", "--", ":", "-.")
-"""Four styles and seven colours: 28 methods until a combination repeats."""
+
+def write_all(comparison: Comparison, folder: Path, dpi: int = DPI) -> None:
+    """Every figure that the steps give, as PNG, SVG and PDF."""
+    for name, figure in _figures(comparison):
+        save(figure, folder / name, about(comparison.header), dpi)
 
 
-def write_all(comparison: Comparison, folder: Path) -> None:
-    """Every figure that the steps give, PNG and SVG."""
-    save(curves(comparison), folder / "curves")
+def _figures(comparison: Comparison) -> Iterator[tuple[str, Figure]]:
+    yield "curves", curves(comparison)
     if _random_of(comparison) is not None and len(comparison.curves) > 1:
-        save(against_random(comparison), folder / "against-random")
+        yield "against-random", against_random(comparison)
     if comparison.joint:  # its walks have no knees, and thousands of units
         return
-    save(masks(comparison), folder / "masks")
+    yield "masks", masks(comparison)
     if any(site["applications"] > 1 for site in comparison.header["model"]["sites"]):
-        save(tied_heads(comparison.header["model"]), folder / "tied-heads")
+        yield "tied-heads", tied_heads(comparison.header["model"])
     if (stale := drift(comparison)) is not None:
-        save(stale, folder / "staleness")
+        yield "staleness", stale
     sites = sites_of(comparison.header)
     for method, walks in comparison.curves.items():
         if method != RANDOM and (scores := walks[0][1].scores) is not None:
-            save(heat_map(scores, f"Scores before pruning: {method}", sites), folder / f"scores-{method}")
+            yield f"scores-{method}", heat_map(scores, f"Scores before pruning: {method}", sites)
 
 
 def styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     """A colour and a line for each method; a flagship is drawn strongest."""
-    ordered = sorted(methods, key=lambda method: method not in FLAGSHIPS)
-    looks = {}
-    for place, method in enumerate(ordered):
-        looks[method] = {
-            "color": COLOURS[place % len(COLOURS)],
-            "linestyle": STYLES[place % len(STYLES)],
-            "linewidth": 2.4 if method in FLAGSHIPS else 1.5,
-        }
-    return looks
+    return {method: look.for_matplotlib for method, look in looks(methods).items()}
 
 
 def curves(comparison: Comparison) -> Figure:
@@ -90,18 +74,18 @@ def against_random(comparison: Comparison) -> Figure:
     axes = _plot_axes(figure.add_subplot(), comparison)
     across, values = _values(comparison, random)
     places = np.arange(0, len(across), max(1, round(len(across) / 25)))
-    width = 0.6 * np.abs(np.diff(across[places])).min()
+    width, colour = 0.6 * np.abs(np.diff(across[places])).min(), colour_of(random)
     axes.boxplot(
         [values[:, place] for place in places], positions=across[places], widths=width, manage_ticks=False,
-        patch_artist=True, boxprops={"facecolor": LIGHT, "edgecolor": MUTED}, medianprops={"color": DARK},
-        whiskerprops={"color": MUTED}, capprops={"color": MUTED},
-        flierprops={"markersize": 2, "markeredgecolor": MUTED},
+        patch_artist=True, boxprops={"facecolor": LIGHT, "edgecolor": colour}, medianprops={"color": DARK},
+        whiskerprops={"color": colour}, capprops={"color": colour},
+        flierprops={"markersize": 2, "markeredgecolor": colour},
     )  # fmt: skip
     across, ours = _values(comparison, method)
-    axes.plot(across, ours.mean(0), color="#009e73", linewidth=2.2)
-    axes.axhline(values[0, 0], color="#e69f00", linestyle="--", linewidth=1.4)
-    lines = [Line2D([], [], color="#009e73"), Line2D([], [], color=MUTED, linewidth=6, alpha=0.4)]
-    lines.append(Line2D([], [], color="#e69f00", linestyle="--"))
+    axes.plot(across, ours.mean(0), color=colour_of(method), linewidth=2.2)
+    axes.axhline(values[0, 0], color=MUTED, linestyle="--", linewidth=1.4)
+    lines = [Line2D([], [], color=colour_of(method)), Line2D([], [], color=colour, linewidth=6, alpha=0.4)]
+    lines.append(Line2D([], [], color=MUTED, linestyle="--"))
     axes.legend(lines, [method, f"{random} ({len(values)} trajectories)", "unpruned"], frameon=False)
     return figure
 
@@ -180,6 +164,8 @@ def gradient_change_figure(changes: Sequence[Matrix], head: Unit, sites: Sequenc
         axes = figure.add_subplot(rows, columns, place + 1)
         panels.append(axes)
         axes.set(xticks=[], yticks=[], aspect="equal")
+        axes.set_xlabel("columns of Q", fontsize=7)
+        axes.set_ylabel("rows of Q", fontsize=7)
         if not change.size:
             axes.set_title(f"layer {names[place]} (no head)", fontsize=8)
             continue

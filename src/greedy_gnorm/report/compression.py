@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,9 +131,3 @@ def at_half(steps: Walk) -> Step:
 def choices_of(header: Mapping[str, Any]) -> list[Choice]:
     """The choices of a finished run."""
     return [Choice.from_json(choice) for choice in header.get("result", {}).get("choices", [])]
-
-
-def take_command(folder: Path | str, step: int | str) -> str:
-    """The command that writes a step of a run as a model."""
-    out = shlex.quote(f"{folder}-step-{step}")
-    return f"gnorm prune --from-run {shlex.quote(str(folder))} --at-step {step} --out {out}"

@@ -14,35 +14,37 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from greedy_gnorm.pruning.curves import curve as curve_points
+from greedy_gnorm.records.files import write_bytes
 from greedy_gnorm.report.compression import Kept, axis_title, cost_part, work_curve
+from greedy_gnorm.report.looks import ACCENT, DARK, LIGHT, MUTED
 from greedy_gnorm.report.tables import measure_title
 from greedy_gnorm.units import Matrix, Measure, Scores, SiteInfo, Step, Unit, as_matrix, layer_names
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; with the line styles enough for every method
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-DARK, ACCENT, MUTED, LIGHT = "#1b3a57", "#c8553d", "#8d99a6", "#dfe6ec"
+DPI = 150
+"""The resolution of PNG files, in dots per inch."""
 
 
-def pictures(figure: Figure) -> dict[str, bytes]:
-    """The figure as PNG and as SVG, by file name suffix."""
-    files = {".png": io.BytesIO(), ".svg": io.BytesIO()}
+def pictures(figure: Figure, dpi: int = DPI) -> dict[str, bytes]:
+    """The figure as PNG, SVG and PDF, by file name suffix."""
+    files = {suffix: io.BytesIO() for suffix in (".png", ".svg", ".pdf")}
     for suffix, file in files.items():
-        figure.savefig(file, format=suffix[1:], dpi=150 if suffix == ".png" else "figure")
+        figure.savefig(file, format=suffix[1:], dpi=dpi if suffix == ".png" else "figure")
     return {suffix: file.getvalue() for suffix, file in files.items()}
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write PNG and SVG of the same name into a folder that is new."""
-    for suffix, content in pictures(figure).items():
-        path.with_suffix(suffix).write_bytes(content)
+def save(figure: Figure, path: Path, about: str, dpi: int = DPI) -> None:
+    """Write PNG, SVG and PDF of the same name; a line at the foot says what the figure is `about`."""
+    figure.supxlabel(about, fontsize=8, color=MUTED)
+    for suffix, content in pictures(figure, dpi).items():
+        write_bytes(path.with_name(path.name + suffix), content)
 
 
-def curve(steps: Sequence[Step], solution: int, measure: Measure) -> Figure:
-    """Quality against heads removed, the unpruned level and the solution marked."""
+def curve(steps: Sequence[Step], solution: int, measure: Measure, colour: str = DARK) -> Figure:
+    """Quality against heads removed in the colour of the method, the unpruned level and the solution marked."""
     figure, axes = _axes(7, 4.2)
     heads, values = zip(*curve_points(steps, measure), strict=True)
     axes.axhline(values[0], color=MUTED, linestyle="--", linewidth=1, label=f"unpruned ({values[0]:.3f})")
-    axes.plot(heads, values, color=DARK, linewidth=1.8)
+    axes.plot(heads, values, color=colour, linewidth=1.8)
     axes.plot(
         heads[solution], values[solution], "o", color=ACCENT, markersize=8,
         label=f"solution: {heads[solution]:.0f} heads removed ({values[solution]:.3f})",
@@ -54,13 +56,13 @@ def curve(steps: Sequence[Step], solution: int, measure: Measure) -> Figure:
     return figure
 
 
-def work_figure(steps: Sequence[Step], solution: int, measure: Measure) -> Figure:
+def work_figure(steps: Sequence[Step], solution: int, measure: Measure, colour: str = DARK) -> Figure:
     """Quality against the cost that is left, in per cent from left to right, as `curve` shows it against heads."""
     figure, axes = _axes(7, 4.2)
     part = cost_part([steps])
     left, values = zip(*work_curve(steps, measure, part), strict=True)
     axes.axhline(values[0], color=MUTED, linestyle="--", linewidth=1, label=f"unpruned ({values[0]:.3f})")
-    axes.plot(left, values, color=DARK, linewidth=1.8, marker=".")
+    axes.plot(left, values, color=colour, linewidth=1.8, marker=".")
     axes.plot(
         left[solution], values[solution], "o", color=ACCENT, markersize=8,
         label=f"solution: {left[solution]:.1f} % of the {part} left ({values[solution]:.3f})",

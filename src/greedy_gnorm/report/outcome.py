@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from greedy_gnorm.comparison.analysis import Comparison
-from greedy_gnorm.errors import GnormError
+from greedy_gnorm.comparison.analysis import EXPERIMENT_FILE, Comparison, read_comparison
+from greedy_gnorm.errors import GnormError, RunFolderError
 from greedy_gnorm.model.checkpoint import save
 from greedy_gnorm.model.surgery import as_plain, dense
-from greedy_gnorm.pruning.run import Run, sites_of
-from greedy_gnorm.records.files import replace_folder, write_text
+from greedy_gnorm.pruning.run import Run, measure_of, sites_of
+from greedy_gnorm.records.files import replace_folder, write_text, writing_to
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.report import comparison_figures, figures
 from greedy_gnorm.report.card import model_card
 from greedy_gnorm.report.compression import head_places, is_compression, kept_units, scores_of_heads
+from greedy_gnorm.report.looks import FEWEST_POINTS, colour_of
+from greedy_gnorm.report.names import about
 from greedy_gnorm.report.tables import (
     LATENCY_COLUMNS,
     SizeTable,
@@ -30,8 +32,9 @@ from greedy_gnorm.report.tables import (
     test_table,
 )
 from greedy_gnorm.report.writer import write_report
-from greedy_gnorm.units import Cost, Matrix, SiteInfo, Step, Unit, unit_name
+from greedy_gnorm.units import Cost, Matrix, SiteInfo, Step, Unit, removed_by, unit_name
 
+FIGURES = "figures"
 FORMATS = ("pruned", "dense")
 """How a model is saved: without the removed units, or in the original shapes with zeros for them."""
 
@@ -55,9 +58,9 @@ def write_outcome(run: Run, journal: Journal, form: str = FORMATS[0]) -> None:
         for name, (columns, cells) in _tables(run):
             write_text(tables / f"{name}.csv", as_csv(columns, cells))
             write_text(tables / f"{name}.md", as_markdown(columns, cells))
-    with replace_folder(journal.folder / "figures") as folder:
-        for name, figure in _figures(run):
-            figures.save(figure, folder / name)
+    with replace_folder(journal.folder / FIGURES) as folder:
+        for name, figure in _figures(run.header, run.steps, run.solution.step):
+            figures.save(figure, folder / name, about(run.header))
     journal.finish(run.summary())
     write_report([journal.folder])
 
@@ -82,21 +85,37 @@ def _tables(run: Run) -> Iterator[tuple[str, tuple[Sequence[str], Sequence[Seque
         yield "choices", choices_table(run.choices, run.steps[0], run.measure)
 
 
-def _figures(run: Run) -> Iterator[tuple[str, Figure]]:
+def _figures(header: Mapping[str, Any], steps: Sequence[Step], solution: int) -> Iterator[tuple[str, Figure]]:
     """The figures of a run by name; where neurons are removed too, units are counted and only heads have scores."""
-    sites = sites_of(run.header)
-    if is_compression(run.header):
-        yield "curve", figures.work_figure(run.steps, run.solution.step, run.measure)
-        yield "kept", figures.kept(kept_units(run.header, run.steps), run.solution.step)
-    else:
-        yield "curve", figures.curve(run.steps, run.solution.step, run.measure)
-    heads = [sites[place] for place in head_places(sites)]
+    sites, measure, method = sites_of(header), measure_of(header), header["config"]["method"]
+    compressed, heads = is_compression(header), [sites[place] for place in head_places(sites)]
+    if len(steps) >= FEWEST_POINTS:
+        draw = figures.work_figure if compressed else figures.curve
+        yield "curve", draw(steps, solution, measure, colour_of(method))
+    if compressed:
+        yield "kept", figures.kept(kept_units(header, steps), solution)
     if len(heads) == len(sites):
-        yield "mask", figures.mask(run.removed, run.header["model"])
-    scored = next((step.scores for step in run.steps if step.scores is not None), None)
+        yield "mask", figures.mask(removed_by(steps[: solution + 1]), header["model"])
+    scored = next((step.scores for step in steps if step.scores is not None), None)
     if scored is not None and heads:
-        title = f"Scores before pruning ({run.header['config']['method']})"
-        yield "scores", figures.heat_map(scores_of_heads(scored, sites), title, heads)
+        yield "scores", figures.heat_map(scores_of_heads(scored, sites), f"Scores before pruning ({method})", heads)
+
+
+def redraw_figures(folder: Path, dpi: int) -> None:
+    """Draw the figures of a run or a comparison again from its record, in another resolution."""
+    if (folder / EXPERIMENT_FILE).exists():
+        comparison = read_comparison(folder)
+        with writing_to(folder):
+            (folder / FIGURES).mkdir(exist_ok=True)
+            comparison_figures.write_all(comparison, folder / FIGURES, dpi)
+        return
+    journal = Journal.read(folder)
+    if "result" not in journal.header:
+        raise RunFolderError(f"The run in {folder} is not finished, so it has no figures: continue it with --resume.")
+    with writing_to(folder):
+        (folder / FIGURES).mkdir(exist_ok=True)
+        for name, figure in _figures(journal.header, journal.steps, int(journal.header["result"]["solution"])):
+            figures.save(figure, folder / FIGURES / name, about(journal.header), dpi)
 
 
 def parameter_table(run: Run) -> SizeTable:
@@ -114,12 +133,12 @@ def write_comparison(
         for name, (names, cells) in comparison_tables(comparison).items():
             write_text(tables / f"{name}.csv", as_csv(names, cells))
             write_text(tables / f"{name}.md", as_markdown(names, cells))
-    with replace_folder(folder / "figures") as pictures:
+    with replace_folder(folder / FIGURES) as pictures:
         comparison_figures.write_all(comparison, pictures)
         if gradient_changes is not None:
             head, changes = gradient_changes
             figure = comparison_figures.gradient_change_figure(changes, head, sites_of(comparison.header))
-            figures.save(figure, pictures / "gradient-change")
+            figures.save(figure, pictures / "gradient-change", about(comparison.header))
     write_report([folder])
 
 

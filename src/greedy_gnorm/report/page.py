@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from greedy_gnorm.comparison.analysis import EXPERIMENT_FILE, read_experiment, r
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.pruning.choices import Choice
 from greedy_gnorm.pruning.curves import curve, knee_of, mean_over_curve
-from greedy_gnorm.pruning.methods import GREEDY, JOINT
 from greedy_gnorm.pruning.run import measure_of, sites_of
 from greedy_gnorm.records.journal import RUN_FILE, Journal
+from greedy_gnorm.records.predictions import read_predictions
 from greedy_gnorm.report.compression import (
     Kept,
     at_half,
@@ -27,11 +26,33 @@ from greedy_gnorm.report.compression import (
     percent_left,
     work_curve,
 )
+from greedy_gnorm.report.looks import FLAGSHIPS
+from greedy_gnorm.report.names import title
 from greedy_gnorm.report.tables import Precision, stored_precision
 from greedy_gnorm.units import UNIT_WORDS, Measure, SiteInfo, Step
 
-FLAGSHIPS = (GREEDY, JOINT)
-"""The methods that come first and are drawn strongest: of heads, and of heads and neurons."""
+LOWER_IS_BETTER = ("loss", "mean_absolute_error", "perplexity")
+"""Of the measures that a page can show beside the leading one, whose direction the record states."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The speed of a step relative to the unpruned model."""
+
+    times: float
+    is_measured: bool
+
+    def __str__(self) -> str:
+        return f"{self.times:.2f} {'measured' if self.is_measured else 'estimated'}"
+
+
+def _estimated_speed(step: Step, first: Step) -> Speed | None:
+    """By the times that the run measured for each width, or by multiplications; None where it counted neither."""
+    for part in ("milliseconds", "multiplications"):
+        before, after = (getattr(each.cost, part) for each in (first, step))
+        if before and after:
+            return Speed(before / after, is_measured=False)
+    return None
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,7 @@ class PageRun:
     label: str
     line: str
     journal: Journal
+    predictions: dict[str, Any] | None = None
 
     @property
     def steps(self) -> list[Step]:
@@ -107,6 +129,22 @@ class PageRun:
         """The measurements before and after, if the run has any."""
         return list(self.journal.header.get("result", {}).get("latency", []))
 
+    @property
+    def shown_latency(self) -> dict[str, Any] | None:
+        """The measurement that the top of the page shows: the shape that choices are timed with, else the first."""
+        return self.latency[-1 if self.choices else 0] if self.latency else None
+
+    @property
+    def speeds(self) -> list[Speed | None]:
+        """How many times as fast as the unpruned model each step is: measured where it was, else estimated."""
+        found = [_estimated_speed(step, self.steps[0]) for step in self.steps]
+        for choice in self.choices:
+            if choice.measured is not None:
+                found[choice.step] = Speed(choice.measured, is_measured=True)
+        if self.solution is not None and (latency := self.shown_latency):
+            found[self.solution] = Speed(latency["before_ms"] / latency["after_ms"], is_measured=True)
+        return found
+
 
 @dataclass(frozen=True)
 class Page:
@@ -133,6 +171,19 @@ class Page:
     @property
     def quality(self) -> str:
         return self.measure.name
+
+    @property
+    def measures(self) -> list[Measure]:
+        """Everything that was measured after each step of all runs; the leading measure comes first."""
+        others = [name for name in self.runs[0].steps[0].quality if name != self.quality]
+        shared = [name for name in others if all(name in run.steps[0].quality for run in self.runs)]
+        return [self.measure, *(Measure(name, higher_is_better=name not in LOWER_IS_BETTER) for name in shared)]
+
+    @property
+    def title(self) -> str:
+        """The short names of the models and of the data."""
+        titles = list(dict.fromkeys(title(run.journal.header) for run in self.runs))
+        return ", ".join(titles) if len(titles) <= 3 else f"{len(self.runs)} runs"
 
     @property
     def best(self) -> PageRun:
@@ -171,12 +222,6 @@ class Page:
         return [words for word in UNIT_WORDS.values() if (words := f"{word}s") in found]
 
 
-def model_title(model: Mapping[str, Any]) -> str:
-    """A short name for the model of a record: a name on the hub as it is, the last part of a folder's path."""
-    name = str(model["name"])
-    return name if model.get("on_hub") else Path(os.path.abspath(name)).name or name
-
-
 def read_page(folders: Sequence[Path]) -> Page:
     """The page of a comparison, a run or several runs in these folders."""
     if len(folders) == 1 and (folders[0] / EXPERIMENT_FILE).exists():
@@ -193,7 +238,8 @@ def read_page(folders: Sequence[Path]) -> Page:
     if len(measures) > 1:
         raise RunFolderError(f"These runs can't be on one page: some measure {measures[0]}, others {measures[1]}.")
     names = _labels(journals)
-    return Page([PageRun(name, name, journal) for name, journal in zip(names, journals, strict=True)])
+    predictions = read_predictions(folders[0]) if len(folders) == 1 else None
+    return Page([PageRun(name, name, journal, predictions) for name, journal in zip(names, journals, strict=True)])
 
 
 def _run(folder: Path) -> Journal:

@@ -17,9 +17,14 @@ Quality = tuple[str, float, float]
 """The name of the measure, its value before and after."""
 
 
+def in_words(name: str) -> str:
+    """The name of a measure or a setting as people write it."""
+    return name.replace("_", " ")
+
+
 def measure_title(measure: Measure) -> str:
     """The measure as a title; its direction is stated where lower is better."""
-    name = measure.name.replace("_", " ").capitalize()
+    name = in_words(measure.name).capitalize()
     return name if measure.higher_is_better else f"{name} (lower is better)"
 
 
@@ -145,12 +150,13 @@ def test_table(test: Mapping[str, Any], measure: Measure) -> tuple[list[str], li
     cells = []
     for name, (before, after) in test["quality"].items():
         known = test["intervals"].get(name)
-        sides = [_with_interval(value, known and known[side]) for value, side in ((before, "before"), (after, "after"))]
-        cells.append([name, *sides, _with_interval(after - before, known and known["change"], "+.4f")])
+        sides = [with_interval(value, known and known[side]) for value, side in ((before, "before"), (after, "after"))]
+        cells.append([name, *sides, with_interval(after - before, known and known["change"], "+.4f")])
     return [f"{test['rows']:,} test rows (95 % interval)", "before", "after", "change"], cells
 
 
-def _with_interval(value: float, interval: Sequence[float] | None, form: str = ".4f") -> str:
+def with_interval(value: float, interval: Sequence[float] | None, form: str = ".4f") -> str:
+    """A value, with its interval where that is known."""
     return f"{value:{form}}" + (f" ({interval[0]:{form}} to {interval[1]:{form}})" if interval else "")
 
 

@@ -23,10 +23,12 @@ from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.pruning.curves import knee_of
 from greedy_gnorm.pruning.methods import RANDOMS
 from greedy_gnorm.records.files import write_text, writing_to
-from greedy_gnorm.report import charts, facts
+from greedy_gnorm.report import charts, page_tables, record, verdict
+from greedy_gnorm.report.choices import choice_columns, choice_rows, take_command
 from greedy_gnorm.report.compression import axis_title, counted, head_places, scores_of_heads
-from greedy_gnorm.report.page import Page, PageRun, model_title, read_page
-from greedy_gnorm.report.tables import measure_title
+from greedy_gnorm.report.looks import FEWEST_POINTS, colour_of, looks
+from greedy_gnorm.report.page import Page, PageRun, read_page
+from greedy_gnorm.report.tables import in_words, measure_title
 from greedy_gnorm.units import Unit, layer_names, unit_names
 
 NAME = "report.html"
@@ -80,53 +82,73 @@ class LiveReport:
 
 def render(page: Page, *, live: bool = False) -> str:
     """The page as text."""
-    header, several = page.header, len(page.runs) > 1
+    several, run = len(page.runs) > 1, page.best
+    shown, rows = _charts(page), [] if several else choice_rows(run, page.measure)
+    content = {
+        "charts": shown,
+        "walks": list(_walks(page)),
+        "first": page.runs.index(run),
+        "measures": [
+            {
+                "name": each.name,
+                "plain": measure_title(each),
+                "title": charts.safe(measure_title(each)),
+                "higher": each.higher_is_better,
+            }
+            for each in page.measures
+        ],
+    }
+    template = _environment().get_template("report.html.j2")
+    return template.render(
+        page=page,
+        run=run,
+        several=several,
+        live=live,
+        shown=shown,
+        measure=measure_title(page.measure),
+        verdict=verdict.verdict(page),
+        figures=list(verdict.figures(page)),
+        choices=rows,
+        choice_columns=choice_columns(run, page.measure),
+        commands={row.step: take_command(run.journal.folder, row) for row in rows if row.step},
+        tests=page_tables.tests(page),
+        tables=page_tables.comparison(page),
+        latency=page_tables.latency(page),
+        sizes=None if several else page_tables.sizes(run),
+        predictions=run.predictions and page_tables.Predictions.of(run.predictions),
+        boxes=[name for name in RANDOMS if len(page.curves.get(name, [])) >= charts.ENOUGH_FOR_BOXES],
+        steps=None if several else page_tables.step_table(run),
+        lines={name: look.for_svg for name, look in looks(list(page.curves)).items()},
+        seconds=sum(sum(step.seconds.values()) for each in page.runs for step in each.steps),
+        details=record.details(page),
+        command=record.command(page),
+        content=embedded(content),
+        style=_file("report.css"),
+        script=_file("explorer.js") + _file("page.js"),
+        plotly=_plotly(),
+    )
+
+
+def _charts(page: Page) -> dict[str, charts.Chart]:
+    """The charts of a page by the names that its template gives them."""
     shown = charts.explorer(page.measure)
+    if "heads" not in page.kinds:
+        del shown["mask"], shown["scores"]
     if page.joint:
         shown |= {f"kept-{words}": charts.kept_bars(words) for words in page.kinds}
         shown["curve"]["layout"]["xaxis"] = {"title": {"text": axis_title(page.part)}, "autorange": "reversed"}
-    if several:
+    if len(page.runs) > 1:
         against = charts.against_cost if page.joint else charts.against_heads
         shown["comparison"] = against(page.curves, page.measure)
         shown["comparison-parameters"] = charts.against_parameters(page.curves, page.measure, joint=page.joint)
         shown["time"] = charts.time_by_method(page.curves)
     else:
         shown["time"] = charts.time_by_step(page.runs[0].steps)
+        if len(points := verdict.speeds(page.runs[0], page.measure)) >= FEWEST_POINTS:
+            shown["speed"] = charts.against_speed(points, page.measure, colour_of(page.runs[0].line))
     if not page.joint and (stale := charts.drift(page.curves)):
         shown["drift"] = stale
-    if points := facts.speeds(page):
-        shown["speed"] = charts.against_speed(points, page.measure)
-    elif measured := dict(facts.latencies(page)):
-        shown["latency"] = charts.against_latency(measured, page.measure)
-    content = {
-        "charts": shown,
-        "walks": list(_walks(page)),
-        "first": page.runs.index(page.best),
-    }
-    template = _environment().get_template("report.html.j2")
-    return template.render(
-        page=page,
-        several=several,
-        live=live,
-        shown=shown,
-        name=model_title(header["model"]),
-        measure=measure_title(page.measure),
-        top=facts.top(page),
-        compressed=facts.compressed(page) if page.joint else None,
-        tests=facts.tests(page),
-        choices=facts.choices(page),
-        take_commands=facts.take_commands(page),
-        boxes=[name for name in RANDOMS if len(page.curves.get(name, [])) >= charts.ENOUGH_FOR_BOXES],
-        tables=facts.tables(page),
-        steps=None if several else facts.step_table(page.runs[0]),
-        line_styles=charts.line_styles(list(page.curves)),
-        details=facts.details(page),
-        command=facts.command(page),
-        content=embedded(content),
-        style=_file("report.css"),
-        script=_file("report.js"),
-        plotly=_plotly(),
-    )
+    return shown
 
 
 def embedded(content: Any) -> Markup:
@@ -146,7 +168,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["words"] = lambda name: str(name).replace("_", " ")
+    environment.filters["words"] = lambda name: in_words(str(name))
+    environment.tests["worse"] = lambda cell: isinstance(cell, page_tables.Worse)
     return environment
 
 
@@ -169,6 +192,7 @@ def _walks(page: Page) -> Iterator[dict[str, Any]]:
         if scores and len(scores["values"]) <= room:
             packed[id(run)] = scores
             room -= len(scores["values"])
+    looked = looks(list(page.curves))
     for run in page.runs:
         own = head_places(run.sites)
         sites = [run.sites[place] for place in own]
@@ -182,10 +206,13 @@ def _walks(page: Page) -> Iterator[dict[str, Any]]:
             "names": unit_names(sites),
             "gone": _numbers(starts, [Unit(*unit) for unit in run.journal.header["model"]["removed"]]),
             "removed": [_numbers(starts, step.removed) for step in run.steps],
-            "quality": [round(page.measure.of(step), 6) for step in run.steps],
+            "qualities": {each.name: [round(each.of(step), 6) for step in run.steps] for each in page.measures},
             "parameters": [step.parameters for step in run.steps],
             "bytes": [step.bytes for step in run.steps],
+            "multiplications": _multiplications(run),
+            "speeds": [speed and [round(speed.times, 4), speed.is_measured] for speed in run.speeds],
             "precision": run.precision.name,
+            "colour": looked[run.line].colour,
             "knee": None if run.is_compression else knee_of(run.steps, page.measure),
             "kept": _kept(run, page) if page.joint else None,
             "solution": run.solution,
@@ -194,6 +221,12 @@ def _walks(page: Page) -> Iterator[dict[str, Any]]:
             "folder": shlex.quote(str(run.journal.folder)),
             "out": shlex.quote(f"{run.journal.folder}-step-"),
         }
+
+
+def _multiplications(run: PageRun) -> list[int | None] | None:
+    """The multiplications after each step, if the run counted them."""
+    counts = [step.cost.multiplications for step in run.steps]
+    return counts if any(counts) else None
 
 
 def _numbers(starts: Mapping[int, int], units: Sequence[Unit]) -> list[int]:

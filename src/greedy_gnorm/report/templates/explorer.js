@@ -1,14 +1,15 @@
 "use strict";
-(() => {
+// The charts that follow the slider; page.js, which follows, uses what this returns
+const explorer = (() => {
   const content = JSON.parse(document.getElementById("content").textContent);
   const at = (id) => document.getElementById(id);
   const say = (id, text) => { at(id).textContent = text; };
   const charts = content.charts;
   const config = { responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtons: [["toImage"]] };
   const bars = ["kept-heads", "kept-neurons"].filter((id) => charts[id]);
-  const followers = [...bars, "mask", "scores", "curve", "parameters"];
-  const MEGABYTE = 1048576, heard = new Set();
-  let walk = null, step = 0, cell = null, timer = null;
+  const followers = [...bars, "mask", "scores", "curve", "parameters"].filter((id) => charts[id]);
+  const MEGABYTE = 1048576, FEWEST_POINTS = 3, heard = new Set();
+  let walk = null, step = 0, cell = null, timer = null, measure = content.measures[0];
 
   // Colours of the page in the charts
 
@@ -27,6 +28,7 @@
       if (trace.line?.color === "#000000" || trace.inked) { trace.line.color = ink; trace.inked = true; }
       if (trace.type === "heatmap" && !trace.colorbar) trace.colorscale = [[0, colour("removed")], [1, colour("kept")]];
       if (trace.meta === "kept" || trace.meta === "removed") trace.marker.color = colour(trace.meta);
+      if (trace.meta === "kept") trace.textfont.color = colour("on-kept");
       if (trace.colorbar) trace.colorbar.tickfont = { color: soft };
     }
     return chart;
@@ -38,14 +40,24 @@
     setTimeout(drawInTurn, 0, ids.slice(1));
   }
   function draw(id) {
-    if (at(id).closest("[hidden]")) return undefined;
+    if (at(id).closest("[hidden], details:not([open])")) return undefined;
     at(id).style.height = `${charts[id].layout.height}px`; // the page keeps its shape while a chart is being drawn
     const drawn = Plotly.react(at(id), charts[id].data, charts[id].layout, config);
-    if (["mask", "scores"].includes(id) && !heard.has(id)) {
-      heard.add(id);
-      at(id).on("plotly_hover", ({ points: [point] }) => say("cell", point.text));
-    }
+    if (!heard.has(id)) listen(id);
     return drawn;
+  }
+  function listen(id) {
+    heard.add(id);
+    if (["mask", "scores"].includes(id)) {
+      at(id).on("plotly_hover", ({ points: [point] }) => say("cell", point.text));
+      at(id).on("plotly_click", ({ points: [{ pointNumber: [row, index] }] }) => toHead(walk.starts[row] + index));
+    }
+    if (["curve", "parameters"].includes(id)) {
+      at(id).on("plotly_click", ({ points: [point] }) => go([null, point.pointNumber, walk.knee, walk.solution][point.curveNumber]));
+    }
+  }
+  for (const folded of document.querySelectorAll("details")) {
+    folded.addEventListener("toggle", () => folded.querySelectorAll(".plot").forEach((plot) => draw(plot.id)));
   }
   function paint() {
     Object.values(charts).forEach(themed);
@@ -72,11 +84,14 @@
     at("step").max = walk.last;
     at("marks").replaceChildren(...[walk.knee, walk.solution].filter((mark) => mark !== null).map((mark) => new Option(mark, mark)));
     at("to-knee").hidden = walk.knee === null;
-    at("cells").hidden = at("cell").hidden = !data.rows.length;
+    for (const id of ["cells", "cell", "scores-details"]) if (at(id)) at(id).hidden = !data.rows.length;
+    const few = walk.last + 1 < FEWEST_POINTS; // a line through two points is no chart
+    for (const id of ["curve-figure", "parameters-figure"]) at(id).hidden = few;
+    at("few-points").hidden = !few;
     for (const id of bars) at(id).closest("figure").hidden = !kind(id);
     at("to-solution").disabled = walk.solution === null;
     if (at("walk")) at("walk").value = index;
-    say("tied", data.rows.some((row) => row.applications > 1)
+    if (at("tied")) say("tied", data.rows.some((row) => row.applications > 1)
       ? "A block over several layers is one head that they share (tied weights): it is removed from all of them at once." : "");
     shape();
     lines();
@@ -93,10 +108,11 @@
     const stride = (count) => Math.ceil(count / 24);
     const tied = walk.rows.some((row) => row.applications > 1);
     const names = walk.rows.map((row) => (tied ? `${row.name} (×${row.applications})` : row.name));
-    for (const id of ["mask", "scores"]) {
+    for (const id of ["mask", "scores"].filter((each) => charts[each])) {
       const { data, layout } = charts[id];
       Object.assign(data[0], { x: every(walk.heads), y: walk.edges });
       layout.height = height;
+      charts.curve.layout.height = Math.max(height, 360); // they stand side by side
       layout.margin = { l: 56, r: 10, t: 8, b: 46 };
       Object.assign(layout.xaxis, {
         tickvals: every(walk.heads).filter((head) => head % stride(walk.heads) === 0), range: [-0.5, walk.heads - 0.5],
@@ -108,19 +124,23 @@
       });
     }
   }
+  const quality = () => walk.qualities[measure.name];
   function lines() {
     for (const [id, across] of [["curve", walk.across], ["parameters", walk.parameters]]) {
       const traces = charts[id].data, unit = id === "curve" && walk.kept ? " %" : "";
+      charts[id].layout.yaxis.title = { text: measure.title };
+      Object.assign(traces[1], { inked: false }).line.color = walk.colour;
       const point = (trace, number) => {
         trace.x = number === null ? [] : [across[number]];
-        trace.y = number === null ? [] : [walk.quality[number]];
+        trace.y = number === null ? [] : [quality()[number]];
         trace.hovertemplate = `${trace.name}: %{y:.4f} at %{x:,}${unit}<extra></extra>`;
         trace.visible = number !== null;
       };
-      Object.assign(traces[0], { x: [across[0], across[walk.last]], y: [walk.quality[0], walk.quality[0]] });
-      Object.assign(traces[1], { x: across, y: walk.quality, hovertemplate: `%{y:.4f} at %{x:,}${unit}<extra></extra>` });
+      Object.assign(traces[0], { x: [across[0], across[walk.last]], y: [quality()[0], quality()[0]] });
+      Object.assign(traces[1], { x: across, y: quality(), hovertemplate: `%{y:.4f} at %{x:,}${unit}<extra></extra>` });
       point(traces[2], walk.knee);
       point(traces[3], walk.solution);
+      themed(charts[id]);
     }
   }
 
@@ -155,20 +175,35 @@
   }
   function fill(number) {
     step = Math.min(Math.max(number, 0), walk.last);
-    const removed = walk.removed[step], text = matrix(story);
+    if (charts.mask) fillCells(matrix(story));
+    fillBars();
+    for (const [id, across] of [["curve", walk.across], ["parameters", walk.parameters]]) {
+      Object.assign(charts[id].data[4], { x: [across[step]], y: [quality()[step]], hoverinfo: "skip" });
+    }
+  }
+  function fillCells(text) {
+    const removed = walk.removed[step];
     const isGone = (head) => walk.before.has(head) || (walk.went.get(head) ?? Infinity) <= step;
     Object.assign(charts.mask.data[0], { z: matrix((head) => (isGone(head) ? 0 : 1)), text });
     Object.assign(charts.mask.data[1], places(removed));
     Object.assign(charts.mask.data[2], places(cell === null ? [] : [cell]));
-    const values = matrix((head) => { const value = score(head, step); return Number.isFinite(value) ? value : null; });
-    Object.assign(charts.scores.data[0], { z: walk.scores ? values : [], text });
-    if (walk.scores) Object.assign(charts.scores.data[0], { zmin: walk.scores.range[0], zmax: walk.scores.range[1] });
+    Object.assign(charts.scores.data[0], { z: [], text }, walk.scores && coloured(at("scale").value));
     Object.assign(charts.scores.data[1], places(walk.scores ? removed : []));
-    fillBars();
-    for (const [id, across] of [["curve", walk.across], ["parameters", walk.parameters]]) {
-      Object.assign(charts[id].data[4], { x: [across[step]], y: [walk.quality[step]], hoverinfo: "skip" });
-    }
   }
+  // The scores of this step as colours: by rank, or by value on the scale of the step or of the run
+  function coloured(scale) {
+    const heads = Array.from({ length: walk.starts.at(-1) }, (_, head) => head).filter((head) => isScore(score(head, step)));
+    if (scale === "rank") {
+      const order = heads.toSorted((a, b) => (score(a, step) < score(b, step) ? -1 : score(a, step) > score(b, step) ? 1 : 0));
+      const ranks = new Map(order.map((head, place) => [head, place + 1]));
+      return { z: matrix((head) => ranks.get(head) ?? null), zmin: 1, zmax: Math.max(2, heads.length) };
+    }
+    const values = heads.map((head) => score(head, step)).filter(Number.isFinite);
+    const [low, high] = scale === "run" || !values.length ? walk.scores.range : [Math.min(...values), Math.max(...values)];
+    const z = matrix((head) => { const value = score(head, step); return Number.isFinite(value) ? value : null; });
+    return { z, zmin: low, zmax: high > low ? high : low + 1 };
+  }
+  const isScore = (value) => value !== null && !Number.isNaN(value);
   // The units that each layer has left, of runs towards a budget
   function fillBars() {
     for (const id of bars.filter(kind)) {
@@ -191,6 +226,17 @@
     }
     say("now-work", `${walk.across[step].toFixed(1)} %`);
   }
+  function tellQuality() {
+    const change = quality()[step] - quality()[0], text = change.toFixed(4);
+    say("now-quality", quality()[step].toFixed(4));
+    say("now-change", step ? `(${change < 0 ? "" : "+"}${text})` : "");
+    at("now-change").className = Number(text) && change > 0 !== measure.higher ? "loss" : "";
+  }
+  function tellSpeed() {
+    const [times, measured] = walk.speeds[step] ?? [null, false];
+    say("now-speed-name", times === null || !step ? "Speed" : measured ? "Speed (measured)" : "Speed (estimated)");
+    say("now-speed", times === null ? "not measured" : `${times.toFixed(2)} times`);
+  }
   function tell() {
     const removed = walk.removed[step];
     const marks = [step === walk.knee && "the knee", step === walk.solution && "the solution"].filter(Boolean);
@@ -198,19 +244,25 @@
     at("step").setAttribute("aria-valuetext", `step ${step} of ${walk.last}, ${walk.kept ? `${walk.across[step].toFixed(1)} % left` : `${walk.gone[step]} heads gone`}`);
     say("now-step", `${step} of ${walk.last}${marks.length ? ` (${marks.join(", ")})` : ""}`);
     tellUnits();
-    say("now-quality", walk.quality[step].toFixed(4));
+    tellQuality();
+    tellSpeed();
     say("now-parameters", walk.parameters[step].toLocaleString("en"));
     say("now-size-name", `MB (${walk.precision})`);
     say("now-size", (walk.bytes[step] / MEGABYTE).toFixed(2));
     say("now-removed", (walk.kept ? walk.kept.counted[step] : removed.map((head) => walk.names[head]).join(", ")) || "nothing");
     say("take-step", step);
     say("take", `gnorm prune --from-run ${walk.folder} --at-step ${step} --out ${walk.out}${step}`);
-    say("scores-caption", !walk.scored ? "This run has no scores yet."
-      : !walk.scores ? "The scores of this run would make the page too large; they are in its journal."
-      : `${step ? "The scores by which this step was chosen" : "The scores of the unpruned model"}${walk.scores.logs ? ", as powers of ten" : ""}.`);
+    if (charts.scores) say("scores-caption", captionOfScores());
     if (cell !== null) say("cell", story(cell));
     history.replaceState(null, "", `#step=${step}${content.walks.length > 1 ? `&run=${walk.index}` : ""}`);
     document.body.dataset.step = step;
+  }
+
+  function captionOfScores() {
+    if (!walk.scored) return "This run has no scores yet.";
+    if (!walk.scores) return "The scores of this run would make the page too large; they are in its journal.";
+    const scale = at("scale").value === "rank" ? ", by rank: 1 is the lowest" : walk.scores.logs ? ", as powers of ten" : "";
+    return `${step ? "The scores by which this step was chosen" : "The scores of the unpruned model"}${scale}.`;
   }
 
   // Slider, buttons, keys
@@ -234,16 +286,28 @@
   at("on").onclick = () => go(step + 1);
   at("to-knee").onclick = () => go(walk.knee);
   at("to-solution").onclick = () => go(walk.solution);
+  function toHead(head) {
+    cell = head;
+    go(walk.went.get(head) ?? step);
+  }
+  at("measure").onchange = () => {
+    measure = content.measures.find(({ name }) => name === at("measure").value);
+    say("now-measure", measure.plain);
+    lines();
+    show(step);
+  };
+  if (at("scale")) at("scale").onchange = () => show(step);
   at("step").oninput = () => go(Number(at("step").value));
   const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-  at("mask").onkeydown = (event) => {
+  if (charts.mask) at("mask").onkeydown = (event) => {
+    if (event.key === "Enter" && cell !== null) return toHead(cell);
     const move = moves[event.key];
-    if (!move) return;
+    if (!move) return undefined;
     event.preventDefault();
     const [down, across] = cell === null ? [0, 0] : [rowOf(cell) + move[0], indexOf(cell) + move[1]];
     const row = Math.min(Math.max(down, 0), walk.rows.length - 1);
     cell = walk.starts[row] + Math.min(Math.max(across, 0), walk.rows[row].units - 1);
-    show(step);
+    return show(step);
   };
   document.addEventListener("keydown", (event) => {
     const target = { ArrowLeft: step - 1, ArrowRight: step + 1, Home: 0, End: walk.last }[event.key];
@@ -254,48 +318,8 @@
   });
   if (at("walk")) at("walk").onchange = () => { pause(); open(Number(at("walk").value)); show(walk.solution ?? walk.last); };
 
-  // Methods on and off, in every chart at once
 
-  for (const box of document.querySelectorAll(".methods input")) {
-    box.onchange = () => {
-      for (const id of ["comparison", "comparison-parameters", "drift"]) {
-        if (!charts[id]) continue;
-        for (const trace of charts[id].data) if (trace.meta === box.value) trace.visible = box.checked;
-        draw(id);
-      }
-    };
-  }
-
-  // Tables, copying, printing
-
-  const number = (text) => Number.parseFloat(text.replaceAll(",", ""));
-  for (const table of document.querySelectorAll("table.sortable")) {
-    table.querySelectorAll("thead th").forEach((head, column) => {
-      head.querySelector("button").onclick = () => {
-        const up = head.getAttribute("aria-sort") === "descending" || (column === 0 && !head.hasAttribute("aria-sort"));
-        const key = (row) => row.cells[column].textContent;
-        const order = (a, b) => (Number.isNaN(number(key(a))) || Number.isNaN(number(key(b)))
-          ? key(a).localeCompare(key(b), "en", { numeric: true }) : number(key(a)) - number(key(b)));
-        const rows = [...table.tBodies[0].rows].sort((a, b) => (up ? order(a, b) : order(b, a)));
-        table.tBodies[0].append(...rows);
-        table.querySelectorAll("thead th").forEach((other) => other.removeAttribute("aria-sort"));
-        head.setAttribute("aria-sort", up ? "ascending" : "descending");
-      };
-    });
-  }
-  for (const button of document.querySelectorAll(".copy")) {
-    button.onclick = () => {
-      getSelection().selectAllChildren(at(button.dataset.of));
-      button.textContent = document.execCommand("copy") ? "Copied" : "Press Ctrl-C";
-    };
-  }
-  for (const [event, printing] of [["beforeprint", true], ["afterprint", false]]) {
-    addEventListener(event, () => {
-      document.documentElement.classList.toggle("printing", printing);
-      paint();
-    });
-  }
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
+  // Start
 
   const asked = new URLSearchParams(location.hash.slice(1));
   const first = Number(asked.get("run") ?? content.first);
@@ -306,4 +330,5 @@
   tell();
   document.body.dataset.ready = performance.now();
   setTimeout(drawInTurn, 0, Object.keys(charts).filter((id) => !followers.includes(id)));
+  return { at, say, charts, draw, paint, go, walk: () => walk };
 })();
