@@ -29,10 +29,8 @@ from greedy_gnorm.report.compression import (
 from greedy_gnorm.report.looks import FLAGSHIPS
 from greedy_gnorm.report.names import title
 from greedy_gnorm.report.tables import Precision, stored_precision
+from greedy_gnorm.tasks.task import TASKS
 from greedy_gnorm.units import UNIT_WORDS, Measure, SiteInfo, Step
-
-LOWER_IS_BETTER = ("loss", "mean_absolute_error", "perplexity")
-"""Of the measures that a page can show beside the leading one, whose direction the record states."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,7 @@ class Page:
         """Everything that was measured after each step of all runs; the leading measure comes first."""
         others = [name for name in self.runs[0].steps[0].quality if name != self.quality]
         shared = [name for name in others if all(name in run.steps[0].quality for run in self.runs)]
-        return [self.measure, *(Measure(name, higher_is_better=name not in LOWER_IS_BETTER) for name in shared)]
+        return [self.measure, *(_measure_named(name) for name in shared)]
 
     @property
     def title(self) -> str:
@@ -220,6 +218,12 @@ class Page:
         """The words for the kinds of units of these runs, heads first."""
         found = {kept.words for run in self.runs for kept in run.kept}
         return [words for word in UNIT_WORDS.values() if (words := f"{word}s") in found]
+
+
+def _measure_named(name: str) -> Measure:
+    """A measure beside the leading one, with the direction that a task gives it."""
+    known = (each for task in TASKS for each in TASKS[task].metrics)
+    return next((each for each in known if each.name == name), Measure(name))
 
 
 def read_page(folders: Sequence[Path]) -> Page:

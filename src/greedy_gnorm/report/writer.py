@@ -24,7 +24,7 @@ from greedy_gnorm.pruning.curves import knee_of
 from greedy_gnorm.pruning.methods import RANDOMS
 from greedy_gnorm.records.files import write_text, writing_to
 from greedy_gnorm.report import charts, page_tables, record, verdict
-from greedy_gnorm.report.choices import choice_columns, choice_rows, take_command
+from greedy_gnorm.report.choices import choice_columns, choice_rows
 from greedy_gnorm.report.compression import axis_title, counted, head_places, scores_of_heads
 from greedy_gnorm.report.looks import FEWEST_POINTS, colour_of, looks
 from greedy_gnorm.report.page import Page, PageRun, read_page
@@ -110,7 +110,7 @@ def render(page: Page, *, live: bool = False) -> str:
         figures=list(verdict.figures(page)),
         choices=rows,
         choice_columns=choice_columns(run, page.measure),
-        commands={row.step: take_command(run.journal.folder, row) for row in rows if row.step},
+        commands={row.step: row.command(run.journal.folder) for row in rows},
         tests=page_tables.tests(page),
         tables=page_tables.comparison(page),
         latency=page_tables.latency(page),
