@@ -24,6 +24,32 @@ LATENCY = {
 }  # fmt: skip
 
 
+SCORES = {"precision": 0.8, "recall": 0.7, "f1": 0.75}
+PREDICTIONS = {
+    "rows": 1421,
+    "classes": ["neg", "neutral", "pos"],
+    "per_class": [
+        {"class": name, "rows": 400, "before": SCORES, "after": {**SCORES, "recall": recall}}
+        for name, recall in (("neg", 0.65), ("neutral", 0.7), ("pos", 0.75))
+    ],
+    "confusion": {"before": [[300, 80, 20]] * 3, "after": [[290, 90, 20]] * 3},
+    "agreement": 0.95,
+    "changed_count": 71,
+    "changed": [
+        {
+            "text": f"the film number {place}", "text_pair": None, "label": "pos",
+            "before": {"label": "pos", "probability": 0.61}, "after": {"label": "neg", "probability": 0.553},
+        }
+        for place in range(60)
+    ],
+}  # fmt: skip
+"""predictions.json."""
+TEST = {
+    "rows": 1421,
+    "quality": {"accuracy": [0.8037, 0.8001], "macro_f1": [0.79, 0.78]},
+    "intervals": {"accuracy": {"before": [0.7822, 0.8235], "after": [0.7784, 0.82], "change": [-0.0106, 0.0035]}},
+}
+
 RAGGED = [(4,), (4, 6), (6,)]
 """Three layers: one of 4 heads, one with two attention modules of 4 and 6 heads, one of 6 heads."""
 
@@ -71,9 +97,18 @@ def header(
 
 
 def walk(
-    folder: Path, head: dict[str, Any], *, steps: int | None = None, latency: bool = False, rescored: bool = True
+    folder: Path,
+    head: dict[str, Any],
+    *,
+    steps: int | None = None,
+    latency: bool = False,
+    rescored: bool = True,
+    complete: bool = False,
 ) -> Journal:
-    """A journal whose scores, order and quality come from the header's seed; unfinished where `steps` ends it early."""
+    """A journal whose scores, order and quality come from the header's seed; unfinished where `steps` ends it early.
+
+    A `complete` one counts multiplications and has intervals, a final test, choices and predictions.
+    """
     journal = Journal.begin(folder, head)
     chance = np.random.default_rng(head["seed"])
     counts = [site["units"] for site in head["model"]["sites"]]
@@ -99,11 +134,16 @@ def walk(
             quality = {head["quality"]: float(round(20 / accuracy, 4)), "loss": 1 - accuracy}
         seconds = {"score": 0.5, "remove": 0.01, "evaluate": 0.25} if number else {"evaluate": 0.25}
         stop = None if left else "no head is left to remove"
-        journal.append(Step(number, gone, scores, quality, Cost(parameters, width * parameters), seconds, stop))
+        cost = Cost(parameters, width * parameters, 1000 * (parameters - 900_000) if complete else None)
+        interval = (accuracy - 0.012, accuracy + 0.012) if complete else None
+        journal.append(Step(number, gone, scores, quality, cost, seconds, stop, interval))
     if not left:
-        journal.finish(
-            {"solution": knee_of(journal.steps, measure_of(journal.header)), "latency": [LATENCY] if latency else []}
-        )
+        measure = measure_of(journal.header)
+        choices = [each.to_json() for each in choose(journal.steps, measure, fastest=False)]
+        result = {"solution": knee_of(journal.steps, measure), "latency": [LATENCY] if latency else []}
+        journal.finish({**result, "test": TEST, "choices": choices} if complete else result)
+    if complete:
+        write_json(folder / "predictions.json", PREDICTIONS)
     return journal
 
 
@@ -188,18 +228,13 @@ def _joint_result(journal: Journal) -> dict[str, Any]:
     gone = removed_by(steps)
     choices = [
         replace(choice, measured=round(0.9 * (choice.promised or 1), 3), milliseconds=180 / (choice.promised or 1))
-        for choice in choose(steps, measure)
+        for choice in choose(steps, measure, fastest=True)
     ]
-    test = {
-        "rows": 1421,
-        "quality": {"accuracy": [0.8037, 0.8001], "macro_f1": [0.79, 0.78]},
-        "intervals": {"accuracy": {"before": [0.7822, 0.8235], "after": [0.7784, 0.82], "change": [-0.0106, 0.0035]}},
-    }
     return {
         "solution": len(steps) - 1,
         **unit_counts(journal.header, gone),
         "multiplications": [steps[0].cost.multiplications, steps[-1].cost.multiplications],
-        "test": test,
+        "test": TEST,
         "choices": [choice.to_json() for choice in choices],
         "latency": [LATENCY],
     }

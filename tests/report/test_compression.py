@@ -45,7 +45,7 @@ def run_of(journal, model=None):
     result = journal.header["result"]
     return Run(
         journal.steps, journal.steps[result["solution"]], model or tiny_model("bert"), None, journal.header, None,
-        test=result["test"], choices=[Choice.from_json(choice) for choice in result["choices"]],
+        test=result["test"], offered=[Choice.from_json(choice) for choice in result["choices"]],
     )  # fmt: skip
 
 
@@ -107,24 +107,34 @@ def test_the_page_of_a_compression_says_what_it_did(journal):
     text = words(gg.write_report([journal.folder]))
     heads, neurons = kept_units(journal.header, journal.steps)
     assert (
-        f"Removed {heads.gone(4)} of 12 heads and {neurons.gone(4)} of 60 neurons; 50 % of the multiplications are "
-        "left; accuracy on 1,421 test rows went from 0.8037 to 0.8001 "
-        "(95 % interval of the change: -0.0106 to +0.0035)."
+        f"{heads.gone(4)} of 12 attention heads and {neurons.gone(4)} of 60 feed-forward neurons were removed by "
+        "joint-refit. On 1,421 test rows, accuracy went from 0.8037 to 0.8001 : a change of -0.0036 "
+        "(95 % interval -0.0106 to +0.0035 ), no measurable loss."
     ) in text
+    assert re.search(r"The model is \d+\.\d% smaller and 1.25 times as fast \(measured\)", text)
+    assert "Multiplications left 50%" in text
     assert "accuracy 0.8037 (0.7822 to 0.8235) 0.8001 (0.7784 to 0.8200) -0.0036 (-0.0106 to +0.0035)" in text
     assert "Rows for calibration source reviews.csv rows 400" in text
     assert "Rows for test source reviews.csv rows 1,421" in text
     assert "attention 3 layers of 4 heads feed-forward 3 layers of 20 neurons" in text
     assert "Knee" in text, "the button, which the script hides"
     assert "heads removed" not in text.lower().replace("heads removed " + str(heads.gone(4)), "")
+    assert "went from 0.8000" not in text, "the quality on the rows that a step is chosen on"
 
 
 def test_every_choice_has_its_command_and_its_place_in_the_chart(journal):
     path = gg.write_report([journal.folder])
-    text, chart = words(path), content(path)["charts"]["speed"]["data"][0]
+    chart = content(path)["charts"]["speed"]["data"][0]
     choices = journal.header["result"]["choices"]
-    for choice in choices:
-        assert f"gnorm prune --from-run {journal.folder} --at-step {choice['step']} --out" in text
+    commands = re.findall(r'data-command="(.*?)"', path.read_text("utf-8"))
+    options = {"free": "--at free", "-0.5 points": "--at drop=0.005", "-1 point": "--at drop=0.01"}
+    options |= {"-2 points": "--at drop=0.02", "-5 points": "--at drop=0.05"}
+    assert commands == [
+        f"gnorm prune --from-run {journal.folder} {options.get(choice['name'], '--at-step 4')} "
+        f"--out {journal.folder}-step-{choice['step']}"
+        for choice in choices
+    ]
+    assert len(options) > len(commands) > 2
     assert chart["text"] == ["unpruned", *(choice["name"] for choice in choices)]
     assert chart["x"] == [1, *(choice["measured"] for choice in choices)]
     assert chart["y"] == [0.8, *(choice["quality"] for choice in choices)]
@@ -247,7 +257,11 @@ def test_the_card_says_what_a_user_must_know(journal):
     assert "| accuracy | 0.8037 (0.7822 to 0.8235) | 0.8001 (0.7784 to 0.8200) |" in card
     assert "what is left was fitted on 400 rows" in card
     assert "the result was tested on 1,421 rows" in card
-    assert "| fastest | 4 |" in card
+    assert "Other steps of the same run (its step 4 is this model):" in card
+    row = [line for line in card.splitlines() if line.startswith("| ")][3]
+    assert row.startswith(f"| fastest | {heads.gone(4)} | {neurons.gone(4)} | {journal.steps[4].parameters:,} |"), (
+        "the card opens with the choice that it is"
+    )
     assert f"Neurons left by layer: {', '.join(map(str, neurons.left[4]))}." in card
     assert not NEURON.search(card)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from xml.etree import ElementTree
 
 import numpy as np
@@ -10,11 +11,16 @@ from conftest import tiny_model
 from journals import RAGGED, comparison, header, walk
 from matplotlib.colors import to_hex
 
+from greedy_gnorm.cli.app import main
 from greedy_gnorm.comparison.analysis import drifts, read_comparison, solution
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.pruning.curves import curve
+from greedy_gnorm.pruning.methods import METHODS
 from greedy_gnorm.pruning.run import measure_of, sites_of
-from greedy_gnorm.report import comparison_figures, figures
+from greedy_gnorm.report import charts, comparison_figures, figures
+from greedy_gnorm.report.looks import DARK, LIGHT, colour_of, looks
+from greedy_gnorm.report.names import about
+from greedy_gnorm.report.outcome import redraw_figures
 from greedy_gnorm.units import Scores, Unit, as_matrix, removed_by
 
 pytestmark = pytest.mark.draws
@@ -46,11 +52,70 @@ def compared(tmp_path):
     return read_comparison(folder)
 
 
-def test_pictures_are_written_as_png_and_svg(tmp_path):
-    journal = walk(tmp_path / "run", header())
-    figures.save(figures.curve(journal.steps, 3, measure_of(journal.header)), tmp_path / "curve")
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+def size_of(path):
+    """Width and height of a PNG file."""
+    return struct.unpack(">II", path.read_bytes()[16:24])
+
+
+def test_pictures_are_png_svg_and_pdf_and_say_what_they_are_about(tmp_path):
+    journal = walk(tmp_path / "run", header(model="/models/tiny", source="/data/reviews.csv"))
+    figure = figures.curve(journal.steps, 3, measure_of(journal.header))
+    figures.save(figure, tmp_path / "curve", about(journal.header), dpi=100)
+    assert size_of(tmp_path / "curve.png") == (700, 420)
     assert ElementTree.parse(tmp_path / "curve.svg").getroot().tag.endswith("svg")
+    assert (tmp_path / "curve.pdf").read_bytes().startswith(b"%PDF")
+    assert figure.get_supxlabel() == "tiny on reviews, quality on 50 rows"
+
+
+def test_figures_are_drawn_again_in_another_resolution(tmp_path, capsys):
+    run = walk(tmp_path / "run", header()).folder
+    assert main(["report", str(run), "--dpi", "50"]) == 0
+    assert size_of(run / "figures" / "curve.png") == (350, 210)
+    assert {path.name for path in (run / "figures").iterdir()} == {
+        f"{name}.{suffix}" for name in ("curve", "mask", "scores") for suffix in ("png", "svg", "pdf")
+    }
+    assert "Figures" in capsys.readouterr().out
+    folder = comparison(tmp_path / "c", {"greedy-gnorm": 1, "ae": 1})
+    (folder / "figures").mkdir()
+    (folder / "figures" / "gradient-change.png").touch()
+    assert main(["report", str(folder), "--dpi", "20"]) == 0
+    assert size_of(folder / "figures" / "curves.png") == (160, 96)
+    assert (folder / "figures" / "gradient-change.png").exists(), "what needs the model is left"
+    unfinished = walk(tmp_path / "half", header(), steps=3).folder
+    assert main(["report", str(unfinished), "--dpi", "20"]) == 2
+    assert "is not finished, so it has no figures" in capsys.readouterr().err
+
+
+def test_a_line_through_two_points_is_no_figure(tmp_path):
+    journal = walk(tmp_path / "run", header(1, 1))
+    redraw_figures(journal.folder, 20)
+    assert {path.stem for path in (journal.folder / "figures").iterdir()} == {"mask", "scores"}
+
+
+def test_a_method_has_one_colour_in_every_figure_and_chart(tmp_path):
+    """Whichever methods are shown with it."""
+    journal = walk(tmp_path / "run", header(method="ae"))
+    colour = colour_of("ae")
+    alone = figures.curve(journal.steps, 3, measure_of(journal.header), colour_of("ae")).axes[0].lines[1]
+    assert to_hex(alone.get_color()) == colour
+    for methods in ({"ae": 1, "random": 6}, {"greedy-gnorm": 1, "michel": 1, "ae": 1}):
+        folder = comparison(tmp_path / str(len(methods)), methods)
+        compared = read_comparison(folder)
+        lines = {line.get_label(): line for line in comparison_figures.curves(compared).axes[0].lines}
+        assert to_hex(lines["ae (1)"].get_color()) == colour
+        (shown,) = [
+            trace
+            for trace in charts.against_heads(compared.curves, compared.measure)["data"]
+            if trace.get("meta") == "ae"
+        ]
+        assert shown["line"]["color"] == colour
+        if "random" in methods:
+            against = comparison_figures.against_random(compared).axes[0]
+            assert colour in {to_hex(line.get_color()) for line in against.lines}
+    every = looks(list(METHODS))
+    assert len({(look.colour, look.dash) for look in every.values()}) == len(every) == len(METHODS)
+    labels = looks(["ae (runs/a)", "ae (runs/b)", "ae"])
+    assert len({(look.colour, look.dash) for look in labels.values()}) == 3
 
 
 @pytest.mark.parametrize("options", KINDS)
@@ -82,7 +147,7 @@ def test_the_mask_has_a_cell_for_every_head():
     assert names(axes.xaxis) == ["0", "1", "2", "3", "4", "5"]
     assert axes.get_title() == "17 of 20 heads kept (dark)"
     (mesh,) = axes.collections
-    assert [to_hex(mesh.to_rgba(value)) for value in (0, 1)] == [figures.LIGHT, figures.DARK]
+    assert [to_hex(mesh.to_rgba(value)) for value in (0, 1)] == [LIGHT, DARK]
     low, high = axes.get_ylim()
     assert low > high, "the first layer is on top"
 
@@ -134,7 +199,7 @@ def test_greedy_gnorm_against_random_trajectories(compared):
     medians = {
         round(float(np.mean(line.get_xdata())), 6): line.get_ydata()[0]
         for line in axes.lines
-        if to_hex(line.get_color()) == figures.DARK
+        if to_hex(line.get_color()) == DARK
     }
     assert medians == pytest.approx(dict(zip(theirs[0, :, 0], np.median(theirs[:, :, 1], axis=0), strict=True)))
     level = next(line for line in axes.lines if line.get_linestyle() == "--")
@@ -181,6 +246,7 @@ def test_the_change_of_gradients_has_a_panel_for_each_layer():
     sites = sites_of(header(layout=[(2,), (2, 2)]))
     figure = comparison_figures.gradient_change_figure(changes, Unit(0, 1), sites)
     *panels, _ = figure.axes
+    assert {(axes.get_xlabel(), axes.get_ylabel()) for axes in panels} == {("columns of Q", "rows of Q")}
     assert [axes.get_title() for axes in panels] == ["layer 0 (head removed here)", "layer 1a (no head)", "layer 1b"]
     assert cells(panels[0]).tolist() == [[0.5, -1.0]]
     assert not panels[1].collections

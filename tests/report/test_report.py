@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import LABEL_NAMES, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
-from journals import RAGGED, comparison, header, walk
+from journals import PREDICTIONS, RAGGED, comparison, header, walk
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli import console, sketch
@@ -62,7 +62,8 @@ def test_the_page_holds_the_journals_values(options, tmp_path):
     path = gg.write_report([journal.folder])
     assert path == journal.folder / "report.html"
     (run,) = content(path)["walks"]
-    assert run["quality"] == [step.quality[journal.header["quality"]] for step in journal.steps]
+    names = list(journal.steps[0].quality)
+    assert run["qualities"] == {name: [round(step.quality[name], 6) for step in journal.steps] for name in names}
     assert run["parameters"] == [step.parameters for step in journal.steps]
     assert run["bytes"] == [step.bytes for step in journal.steps]
     units = [Unit(site, n) for site, row in enumerate(run["rows"]) for n in range(row["units"])]
@@ -110,14 +111,19 @@ def test_a_measure_where_lower_is_better(tmp_path):
     assert f"{100 * before:.2f}" not in text
 
 
-def test_the_title_is_the_models_short_name(tmp_path):
-    for number, (name, on_hub, title) in enumerate(
-        (("/data/models/my-bert", False, "my-bert"), ("models/tiny/", False, "tiny"), ("org/name", True, "org/name"))
-    ):
-        journal = walk(tmp_path / str(number), header(model=name, on_hub=on_hub), steps=2)
-        text = gg.write_report([journal.folder]).read_text("utf-8")
-        assert f"<h1>{title}</h1>" in text
-        assert f"<title>{title} · greedy-gnorm</title>" in text
+@pytest.mark.parametrize(
+    ("model", "on_hub", "source", "title"),
+    [
+        ("/data/models/my-bert", False, "/data/reviews.jsonl.gz", "my-bert on reviews"),
+        ("models/tiny/", False, "data/", "tiny on data"),
+        ("org/name", True, "hub:glue:sst2:train", "org/name on glue"),
+    ],
+)
+def test_the_title_is_the_short_names_of_model_and_data(model, on_hub, source, title, tmp_path):
+    journal = walk(tmp_path / "run", header(model=model, on_hub=on_hub, source=source), steps=2)
+    text = gg.write_report([journal.folder]).read_text("utf-8")
+    assert f"<h1>{title}</h1>" in text
+    assert f"<title>{title} · greedy-gnorm</title>" in text
 
 
 @pytest.mark.parametrize(("dtype", "named"), [("float32", "float32"), ("float16", "float16"), (None, "float32")])
@@ -130,20 +136,118 @@ def test_sizes_are_those_on_disk_and_named(dtype, named, tmp_path):
     assert content(journal.folder / "report.html")["walks"][0]["precision"] == named
 
 
-def test_the_top_says_it_in_a_sentence_and_four_figures(tmp_path):
+def test_the_top_says_it_in_sentences_and_figures(tmp_path):
     journal = walk(tmp_path / "run", header(), latency=True)
     chosen = journal.steps[journal.header["result"]["solution"]]
     text = words(gg.write_report([journal.folder]))
-    assert f"{chosen.step} of 12 attention heads were removed by greedy-gnorm" in text
-    assert f"accuracy went from {journal.steps[0].quality['accuracy']:.4f} to {chosen.quality['accuracy']:.4f}" in text
+    before, after = journal.steps[0].quality["accuracy"], chosen.quality["accuracy"]
+    assert f"{chosen.step} of 12 attention heads were removed by greedy-gnorm. On 50 rows," in text
+    assert f"accuracy went from {before:.4f} to {after:.4f}" in text
+    assert "The model is 0.6% smaller and 1.25 times as fast (measured)." in text
     assert f"{chosen.bytes / 2**20:.2f} MB" in text
     assert "1.25 times 200.0 to 160.0 ms (torch, batch 8, 128 tokens, 2 threads)" in text
-    assert "accuracy against measured latency" in text.lower()
+    assert "torch, batch 8, 128 tokens, 2 threads 200.00 160.00 1.25" in text, "the table"
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "is_loss"),
+    [
+        ([-0.0106, 0.0035], "no measurable loss", False),
+        ([-0.0106, -0.0035], "a measurable loss", True),
+        ([0.0035, 0.0106], "a measurable gain", False),
+        ([-0.0035, 0.0106], "no measurable change", False),
+    ],
+)
+def test_the_verdict_says_whether_a_loss_can_be_measured(change, verdict, is_loss, tmp_path):
+    journal = walk(tmp_path / "run", header(), complete=True)
+    after = 0.8037 + sum(change) / 2
+    intervals = {"accuracy": {"before": [0.78, 0.82], "after": [after - 0.02, after + 0.02], "change": change}}
+    test = {"rows": 1421, "quality": {"accuracy": [0.8037, after]}, "intervals": intervals}
+    journal.finish({**journal.header["result"], "test": test})
+    path = gg.write_report([journal.folder])
+    assert f"(95 % interval {change[0]:+.4f} to {change[1]:+.4f} ), {verdict} ." in words(path).replace(
+        verdict + ".", verdict + " ."
+    )
+    assert ('<b class="loss">a measurable loss</b>' in path.read_text("utf-8")) == is_loss
+    assert (f'<dd class="loss">{after:.4f}</dd>' in path.read_text("utf-8")) == is_loss
+    assert "times as fast (estimated)" in words(path)
+
+
+def test_the_choices_are_a_table_with_commands(tmp_path):
+    journal = walk(tmp_path / "my run", header(), complete=True)
+    path = gg.write_report([journal.folder])
+    choices = journal.header["result"]["choices"]
+    assert {choice["name"] for choice in choices} & {"free", "knee"}
+    text = words(path)
+    for choice in choices:
+        low, high = choice["interval"]
+        size = f"{choice['removed']} {choice['parameters']:,} {choice['bytes'] / 2**20:.2f}"
+        assert f"{size} {choice['promised']:.2f} estimated {choice['quality']:.4f} ({low:.4f} to {high:.4f})" in text
+    commands = [html.unescape(each) for each in re.findall(r'data-command="(.*?)"', path.read_text("utf-8"))]
+    assert all(shlex.split(each)[:4] == ["gnorm", "prune", "--from-run", str(journal.folder)] for each in commands)
+    assert [shlex.split(each)[4] for each in commands] == ["--at"] * len(choices)
+    assert text.index("Choices") < text.index("Step by step") < text.index("On test rows") < text.index("Record")
+
+
+def test_a_solution_that_is_no_choice_has_a_row_too(tmp_path):
+    journal = walk(tmp_path / "run", header(), complete=True)
+    steps = {choice["step"] for choice in journal.header["result"]["choices"]}
+    other = next(place for place in range(1, 12) if place not in steps)
+    journal.finish({**journal.header["result"], "solution": other})
+    text = gg.write_report([journal.folder]).read_text("utf-8")
+    assert f'<tr data-step="{other}" class="solution"><th scope="row">solution ★</th>' in text
+    assert f"--at-step {other} --out" in text
+
+
+def test_classes_and_changed_predictions_are_shown_and_escaped(tmp_path):
+    journal = walk(tmp_path / "run", header(), complete=True)
+    example = {**PREDICTIONS["changed"][0], "text": EVIL, "text_pair": "long " * 500}
+    predictions = {**PREDICTIONS, "changed": [example, *PREDICTIONS["changed"][1:]]}
+    (journal.folder / "predictions.json").write_text(json.dumps(predictions))
+    path = gg.write_report([journal.folder])
+    text = words(path)
+    assert "neg 400 0.800 +0.000 0.650 -0.050 0.750 +0.000" in text
+    assert "another class for 71 of 1,421 test rows (5.0%). 48 of them:" in text
+    assert text.count("the film number") == 47
+    assert "True: pos . Before: pos (61%) . After: neg (55%) ." in text
+    assert html.escape(EVIL) in path.read_text("utf-8").replace("&#34;", "&quot;")
+    assert "long " * 130 not in text, "shortened"
+
+
+def test_examples_that_were_not_stored_are_called_so(tmp_path):
+    journal = walk(tmp_path / "run", header(), complete=True)
+    (journal.folder / "predictions.json").write_text(json.dumps({**PREDICTIONS, "changed": []}))
+    assert "The run stored no examples of them (--no-examples)." in words(gg.write_report([journal.folder]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"classes": ["a"]},
+        {"changed": [{"text": 3}]},
+        {"confusion": {"before": [[1]], "after": [[1]]}},
+        {"agreement": 2},
+        {"per_class": {}},
+    ],
+)
+def test_damaged_predictions_are_refused(change, tmp_path):
+    journal = walk(tmp_path / "run", header(), complete=True)
+    (journal.folder / "predictions.json").write_text(json.dumps({**PREDICTIONS, **change}))
+    with pytest.raises(gg.RunFolderError, match=r"predictions.json is damaged"):
+        gg.write_report([journal.folder])
+
+
+def test_a_choice_of_a_step_that_does_not_exist_is_refused(tmp_path):
+    journal = walk(tmp_path / "run", header(), complete=True)
+    (first, *_) = journal.header["result"]["choices"]
+    journal.finish({**journal.header["result"], "choices": [{**first, "step": 99}]})
+    with pytest.raises(gg.RunFolderError, match="is step 99, which does not exist"):
+        gg.write_report([journal.folder])
 
 
 def test_speed_that_was_not_measured_is_called_so(made):
     assert "Speed not measured" in words(made[1])
-    assert "latency" not in content(made[1])["charts"]
+    assert "Measured speed" not in words(made[1])
 
 
 def test_the_details_are_given(made):
@@ -360,7 +464,7 @@ def pruned(model_folder, data_file, tmp_path, capsys):
 
 
 def test_prune_and_compare_end_in_a_page(pruned, model_folder, data_file, tmp_path, capsys):
-    assert len(content(pruned / "report.html")["walks"][0]["quality"]) == 9
+    assert len(content(pruned / "report.html")["walks"][0]["parameters"]) == 9
     command = ["compare", str(model_folder), "--data", str(data_file), "--out", str(tmp_path / "c"), "--samples", "9"]
     assert main([*command, "--methods", "greedy-gnorm,random", "--runs", "1", "--trajectories", "2"]) == 0
     assert len(content(tmp_path / "c" / "report.html")["walks"]) == 3

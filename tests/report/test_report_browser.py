@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import re
 
 import numpy as np
 import pytest
 from browser import Browser, binaries, started
-from journals import RAGGED, comparison, header, joint_header, joint_walk, walk
+from journals import PREDICTIONS, RAGGED, comparison, header, joint_header, joint_walk, walk
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
 
 import greedy_gnorm as gg
 from greedy_gnorm.pruning.curves import curve, knee_of
@@ -32,7 +35,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory):
-    made = walk(tmp_path_factory.mktemp("page") / "run", header(), latency=True)
+    made = walk(tmp_path_factory.mktemp("page") / "run", header(), latency=True, complete=True)
     gg.write_report([made.folder])
     return made
 
@@ -56,8 +59,42 @@ def chart(browser, name, what):
     return browser.ask(f"document.getElementById('{name}').data{what}")
 
 
+def unfold(browser, scale="run"):
+    """Open what is folded, with scores on this scale."""
+    browser.driver.execute_script(
+        "document.querySelectorAll('details').forEach((each) => { each.open = true });"
+        "const scale = document.getElementById('scale'); scale.value = arguments[0];"
+        "scale.dispatchEvent(new Event('change'))",
+        scale,
+    )
+    browser.until("document.getElementById('scores').data && document.getElementById('time').data ? true : false")
+
+
+def slide(browser, number):
+    browser.driver.execute_script(
+        "const slider = document.getElementById('step'); slider.value = arguments[0];"
+        "slider.dispatchEvent(new Event('input', {bubbles: true}))",
+        number,
+    )
+
+
+def click_in(browser, name, across, down):
+    """Click into a chart, at these shares of its width and height."""
+    browser.driver.execute_script(
+        f"document.getElementById('{name}').scrollIntoView({{block: 'center', behavior: 'instant'}})"
+    )
+    box = browser.ask(f"document.querySelector('#{name} .nsewdrag').getBoundingClientRect().toJSON()")
+    place = {"x": box["x"] + box["width"] * across, "y": box["y"] + box["height"] * down}
+    mouse = {**place, "button": "left", "clickCount": 1}
+    browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {**place, "type": "mouseMoved"})
+    browser.until("new Promise((done) => setTimeout(done, 100, true))")
+    for kind in ("mousePressed", "mouseReleased"):
+        browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {**mouse, "type": kind})
+
+
 def is_at(browser, journal, number):
     """Whether every part of the page shows this step of the journal."""
+    unfold(browser)
     step = journal.steps[number]
     sites, quality = sites_of(journal.header), step.quality[journal.header["quality"]]
     gone = {head for each in journal.steps[: number + 1] for head in each.removed}
@@ -97,11 +134,7 @@ def test_it_starts_at_the_solution(page, journal):
 
 def test_the_slider_moves_everything(page, journal):
     for number in (0, 3, 7, 12):
-        page.driver.execute_script(
-            "const slider = document.getElementById('step'); slider.value = arguments[0];"
-            "slider.dispatchEvent(new Event('input', {bubbles: true}))",
-            number,
-        )
+        slide(page, number)
         assert is_at(page, journal, number)
 
 
@@ -182,16 +215,17 @@ def test_a_step_can_be_linked_to(browser, journal):
 
 
 def test_steps_and_speed_are_in_tables(page, journal):
-    page.click("details summary")
+    page.click("#steps summary")
     rows = page.ask(
-        "[...document.querySelector('details table').tBodies[0].rows].map((row) => row.cells[3].textContent)"
+        "[...document.querySelector('#steps table').tBodies[0].rows].map((row) => row.cells[3].textContent)"
     )
     assert rows == [f"{step.quality['accuracy']:.4f}" for step in journal.steps]
-    assert chart(page, "latency", "[0].x") == [200, 160]
+    assert "torch, batch 8, 128 tokens, 2 threads" in page.text("[aria-labelledby=speed-title]")
 
 
 def test_methods_are_switched_on_and_off_everywhere(browser, compared):
     browser.open(compared)
+    unfold(browser)
     shown = "data.filter((trace) => trace.visible !== false).map((trace) => trace.meta)"
     both = [f"document.getElementById('{name}').{shown}" for name in ("comparison", "comparison-parameters", "drift")]
     assert all("greedy-gnorm" in browser.ask(each) for each in both)
@@ -244,6 +278,7 @@ def test_mark_up_in_names_is_text_everywhere(browser, tmp_path):
     browser.driver.execute_script("Plotly.Fx.hover('comparison', [{curveNumber: 0, pointNumber: 1}])")
     browser.until("document.querySelector('#comparison .hoverlayer text') !== null")
     assert "<b>bold</b>" in browser.text("#comparison .hoverlayer")
+    unfold(browser)
     assert "<img" in browser.text("#time .yaxislayer-above")
     assert browser.complaints() == []
 
@@ -269,6 +304,7 @@ def test_layers_of_any_shape_and_a_measure_where_lower_is_better(browser, tmp_pa
     for number in (0, 7, 20):
         browser.open(journal.folder / "report.html", part=f"#step={number}")
         assert is_at(browser, journal, number)
+    unfold(browser)
     for name in ("mask", "scores"):
         ticks = browser.ask(f"[...document.querySelectorAll('#{name} .ytick text')].map((tick) => tick.textContent)")
         assert ticks == ["0", "1a", "1b", "2"]
@@ -341,6 +377,16 @@ def test_dark_and_back(browser, journal):
     assert gone > kept, "light is removed"
 
 
+def test_in_the_dark_kept_heads_stand_out_and_removed_ones_recede(browser, journal):
+    browser.open(journal.folder / "report.html", dark=True)
+    card = luminance(browser.ask("getComputedStyle(document.querySelector('section')).backgroundColor"))
+    kept, gone = (
+        luminance(browser.ask(f"document.getElementById('mask').data[0].colorscale[{side}][1]")) for side in (1, 0)
+    )
+    assert kept - card > 0.4
+    assert 0.02 < gone - card < 0.15
+
+
 def test_printed_it_is_light_and_without_controls(browser, journal):
     browser.open(journal.folder / "report.html", dark=True)
     ink = "document.getElementById('curve').layout.font.color"
@@ -378,11 +424,7 @@ def test_the_bars_of_a_compression_follow_the_slider(browser, tmp_path):
     kinds, work = kept_units(journal.header, journal.steps), percent_left(journal.steps, "multiplications")
     assert browser.text("#now-step") == "4 of 4 (the solution)"
     for number in (4, 0, 2):
-        browser.driver.execute_script(
-            "const slider = document.getElementById('step'); slider.value = arguments[0];"
-            "slider.dispatchEvent(new Event('input', {bubbles: true}))",
-            number,
-        )
+        slide(browser, number)
         for kept in kinds:
             assert chart(browser, f"kept-{kept.words}", "[0].x") == kept.left[number]
             gone = [total - left for total, left in zip(kept.totals, kept.left[number], strict=True)]
@@ -400,7 +442,7 @@ def test_the_bars_of_a_compression_follow_the_slider(browser, tmp_path):
 def test_a_compression_of_neurons_alone_has_no_mask(width, browser, tmp_path):
     journal = joint_walk(tmp_path / "run", joint_header(units="ffn"))
     browser.open(gg.write_report([journal.folder]), width=width)
-    assert not browser.ask("document.getElementById('mask').offsetParent")
+    assert browser.ask("document.getElementById('mask')") is None
     assert browser.ask("document.getElementById('kept-neurons').offsetParent !== null")
     assert browser.ask("document.documentElement.scrollWidth") <= width
     browser.press(Keys.HOME)
@@ -423,3 +465,217 @@ def test_runs_of_all_kinds_can_be_chosen_on_one_page(browser, tmp_path):
     assert not browser.ask("document.getElementById('kept-neurons').offsetParent")
     assert browser.text("#now-neurons") == "-"
     assert browser.complaints() == []
+
+
+def test_the_parts_of_the_page_are_in_the_order_of_their_use(page):
+    titles = page.ask("[...document.querySelectorAll('h2')].map((title) => title.textContent)")
+    assert titles == [
+        "Choices", "Step by step", "On test rows", "Classes and changed predictions", "Speed", "Size and parameters",
+        "For researchers", "Record",
+    ]  # fmt: skip
+    tops = page.ask(
+        "['verdict', 'choices', 'curve', 'mask', 'step'].map("
+        "(id) => document.getElementById(id).getBoundingClientRect().top)"
+    )
+    assert tops == sorted(tops)
+    assert abs(tops[2] - tops[3]) < 40, "the curve beside the mask"
+    assert page.ask("[...document.querySelectorAll('details')].every((each) => !each.open)"), "folded"
+    assert not page.ask("document.getElementById('scores').checkVisibility()")
+
+
+def test_a_choice_shows_its_command_and_goes_to_its_step(page, journal):
+    choice = journal.header["result"]["choices"][0]
+    assert not page.ask("document.getElementById('choice').checkVisibility()")
+    page.click(f"tr[data-step='{choice['step']}'] .take")
+    assert page.text("#choice-name") == choice["name"]
+    assert page.text("#choice-command").startswith(f"gnorm prune --from-run {journal.folder} --at ")
+    assert is_at(page, journal, choice["step"])
+
+
+def test_a_click_on_a_point_of_the_curve_goes_to_its_step(page, journal):
+    for name in ("curve", "parameters"):
+        for number in (6, 9, 0, 12):
+            places = [
+                f"{axis}.d2p(plot.data[1].{letter}[{number}]) / {axis}._length"
+                for letter in "xy"
+                for axis in [f"plot._fullLayout.{letter}axis"]
+            ]
+            across, down = page.ask(f"((plot) => [{', '.join(places)}])(document.getElementById('{name}'))")
+            click_in(page, name, across, down)
+            page.until(f"document.body.dataset.step === '{number}'")
+    assert is_at(page, journal, 12)
+
+
+def test_a_click_on_a_head_goes_to_the_step_where_it_went(page, journal):
+    went = {head: step.step for step in journal.steps for head in step.removed}
+    for head in (Unit(2, 3), Unit(0, 1)):
+        click_in(page, "mask", (head.index + 0.5) / 4, (head.site + 0.5) / 3)
+        page.until(f"document.body.dataset.step === '{went[head]}'")
+        assert page.text("#cell").endswith(f"removed at step {went[head]}")
+    page.press(Keys.ARROW_DOWN, "#mask")
+    page.press(Keys.ENTER, "#mask")
+    assert page.ask("document.body.dataset.step") == str(went[Unit(1, 1)])
+
+
+def test_a_head_that_stays_is_only_named(browser, tmp_path):
+    journal = walk(tmp_path / "run", header(), steps=5)
+    browser.open(gg.write_report([journal.folder]))
+    gone = {head for step in journal.steps for head in step.removed}
+    head = next(Unit(site, index) for site in range(3) for index in range(4) if Unit(site, index) not in gone)
+    click_in(browser, "mask", (head.index + 0.5) / 4, (head.site + 0.5) / 3)
+    browser.until("document.getElementById('cell').textContent.endsWith('never removed')")
+    assert is_at(browser, journal, 5)
+
+
+def test_the_measure_on_the_curve_is_switched(page, journal):
+    slide(page, 12)
+    for name, title in (("macro_f1", "Macro f1"), ("loss", "Loss (lower is better)")):
+        page.driver.execute_script(
+            "const measure = document.getElementById('measure'); measure.value = arguments[0];"
+            "measure.dispatchEvent(new Event('change'))",
+            name,
+        )
+        values = [round(step.quality[name], 6) for step in journal.steps]
+        for chosen in ("curve", "parameters"):
+            assert chart(page, chosen, "[1].y") == values
+            assert page.text(f"#{chosen} .ytitle") == title
+        assert page.text("#now-quality") == f"{values[12]:.4f}"
+        assert page.text("#now-measure") == title
+        assert page.text("#now-change") == f"({values[12] - values[0]:+.4f})"
+        assert page.ask("document.getElementById('now-change').className") == "loss", "whichever way is worse"
+
+
+def test_the_speed_follows_the_slider_and_says_how_it_is_known(page, journal):
+    first, solution = journal.steps[0].cost.multiplications, journal.header["result"]["solution"]
+    assert (page.text("#now-speed-name"), page.text("#now-speed")) == ("Speed (measured)", "1.25 times")
+    for number in (3, 12):
+        slide(page, number)
+        assert number != solution
+        assert page.text("#now-speed-name") == "Speed (estimated)"
+        assert page.text("#now-speed") == f"{first / journal.steps[number].cost.multiplications:.2f} times"
+
+
+def test_a_run_that_counted_nothing_has_no_speed(browser, tmp_path):
+    journal = walk(tmp_path / "run", header())
+    browser.open(gg.write_report([journal.folder]))
+    assert browser.text("#now-speed") == "not measured"
+
+
+def test_a_loss_has_the_colour_of_a_warning(page):
+    slide(page, 12)
+    colours = page.ask(
+        "['#now-change', 'td.loss', 'body'].map((each) => getComputedStyle(document.querySelector(each)).color)"
+    )
+    assert colours[0] == colours[1] != colours[2]
+
+
+def test_wide_tables_scroll_under_a_fixed_first_column_with_a_visible_edge(browser, journal, compared):
+    for path, table in ((journal.folder / "report.html", "#choices .scroll"), (compared, "#compare + section .scroll")):
+        browser.open(path, width=390, height=844)
+        box = f"document.querySelector('{table}')"
+        assert browser.ask(f"{box}.scrollWidth > {box}.clientWidth")
+        assert "linear-gradient" in browser.ask(f"getComputedStyle({box}).backgroundImage")
+        first = f"{box}.querySelector('tbody th').getBoundingClientRect().left"
+        before = browser.ask(first)
+        browser.driver.execute_script(f"{box}.scrollLeft = 200")
+        assert browser.ask(f"{box}.scrollLeft") == 200
+        assert browser.ask(first) == before
+        covers = f"getComputedStyle({box}.querySelector('tbody th')).backgroundColor"
+        assert browser.ask(covers) != "rgba(0, 0, 0, 0)"
+
+
+NUMBERS_OVER_LINES = """(() => {
+  const found = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+    if (!text.parentElement.checkVisibility() || text.parentElement.closest("code, script, .facts, svg")) continue;
+    for (const match of text.data.matchAll(/[-+]?\\d[\\d,.]*/g)) {
+      const range = document.createRange();
+      range.setStart(text, match.index);
+      range.setEnd(text, match.index + match[0].length);
+      if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1) found.push(match[0]);
+    }
+  }
+  return found;
+})()"""
+
+
+def test_no_number_breaks_over_lines_on_a_small_screen(browser, journal, compared, tmp_path):
+    joint = joint_walk(tmp_path / "run", joint_header(layers=12, heads=12, neurons=3072))
+    for path in (journal.folder / "report.html", compared, gg.write_report([joint.folder])):
+        browser.open(path, width=390, height=844)
+        assert browser.ask(NUMBERS_OVER_LINES) == []
+        assert browser.ask("document.documentElement.scrollWidth") <= 390
+
+
+def test_scores_are_coloured_by_rank_or_on_the_scale_of_a_step(page, journal):
+    slide(page, 4)
+    keys = as_matrix(journal.steps[4].scores.logs) / np.log(10)
+    unfold(page, "rank")
+    ranks = np.array(chart(page, "scores", "[0].z"), dtype=float)
+    there = ~np.isnan(keys)
+    assert sorted(ranks[there]) == list(range(1, 10)), "nine heads are left before this step"
+    assert np.array_equal(np.argsort(ranks[there]), np.argsort(keys[there]))
+    assert "by rank: 1 is the lowest" in page.text("#scores-caption")
+    unfold(page, "step")
+    assert np.allclose(chart(page, "scores", "[0].zmin"), np.nanmin(keys), rtol=1e-5)
+    assert np.allclose(chart(page, "scores", "[0].zmax"), np.nanmax(keys), rtol=1e-5)
+    unfold(page, "run")
+    assert not np.allclose(chart(page, "scores", "[0].zmin"), np.nanmin(keys), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["heads", "joint"])
+def test_the_curve_is_downloaded_as_csv(kind, browser, journal, tmp_path):
+    made = journal if kind == "heads" else joint_walk(tmp_path / "run", joint_header())
+    browser.open(gg.write_report([made.folder]))
+    browser.driver.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path / "down")}
+    )
+    browser.click("#csv")
+    path = tmp_path / "down" / "curve.csv"
+    WebDriverWait(browser.driver, 20).until(lambda _: path.exists() and path.stat().st_size)
+    rows = list(csv.DictReader(path.open(encoding="utf-8")))
+    assert [int(row["step"]) for row in rows] == [step.step for step in made.steps]
+    assert [float(row["macro_f1"]) for row in rows] == [round(step.quality["macro_f1"], 6) for step in made.steps]
+    assert [int(row["parameters"]) for row in rows] == [step.parameters for step in made.steps]
+    assert [int(row["multiplications"]) for row in rows] == [step.cost.multiplications for step in made.steps]
+    if kind == "heads":
+        names = [" ".join(unit_name(sites_of(made.header), head) for head in step.removed) for step in made.steps]
+        assert [row["removed"] for row in rows] == names
+        assert [int(row["heads_removed"]) for row in rows] == list(range(13))
+    else:
+        for kept in kept_units(made.header, made.steps):
+            assert [int(row[f"{kept.words}_removed"]) for row in rows] == [kept.gone(step.step) for step in made.steps]
+    assert browser.complaints() == []
+
+
+def test_a_line_through_two_points_is_no_chart(browser, tmp_path):
+    journal = walk(tmp_path / "run", header(1, 1), latency=True)
+    browser.open(gg.write_report([journal.folder]))
+    for name in ("curve", "parameters"):
+        assert not browser.ask(f"document.getElementById('{name}').checkVisibility()")
+    assert browser.ask("document.getElementById('few-points').checkVisibility()")
+    assert browser.ask("document.getElementById('speed')") is None, "before and after are in a table"
+    assert "torch, batch 8" in browser.text("[aria-labelledby=speed-title]")
+    browser.press(Keys.HOME)
+    assert browser.text("#now-heads") == "0"
+    assert browser.complaints() == []
+
+
+def test_changed_predictions_are_text(browser, tmp_path):
+    journal = walk(tmp_path / "run", header(), complete=True)
+    changed = [{**PREDICTIONS["changed"][0], "text": EVIL, "text_pair": EVIL, "label": EVIL}]
+    (journal.folder / "predictions.json").write_text(
+        json.dumps({**PREDICTIONS, "classes": [EVIL] * 3, "changed": changed})
+    )
+    browser.open(gg.write_report([journal.folder]))
+    assert browser.ask("document.body.dataset.hurt") is None
+    assert browser.text(".examples li").count(EVIL) == 3
+    assert browser.ask("document.querySelectorAll('.examples img, .examples b b').length") == 0
+    assert browser.complaints() == []
+
+
+def test_the_title_names_model_and_data_and_no_path(browser, tmp_path):
+    journal = walk(tmp_path / "run", header(model="/models/tiny", source="/data/reviews.csv"), steps=3)
+    browser.open(gg.write_report([journal.folder]))
+    assert browser.ask("document.title") == "tiny on reviews · greedy-gnorm"
+    assert browser.text("h1") == "tiny on reviews"
