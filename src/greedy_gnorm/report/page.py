@@ -175,7 +175,7 @@ class Page:
         """Everything that was measured after each step of all runs; the leading measure comes first."""
         others = [name for name in self.runs[0].steps[0].quality if name != self.quality]
         shared = [name for name in others if all(name in run.steps[0].quality for run in self.runs)]
-        return [self.measure, *(_measure_named(name) for name in shared)]
+        return [self.measure, *(measure_named(name) for name in shared)]
 
     @property
     def title(self) -> str:
@@ -220,7 +220,7 @@ class Page:
         return [words for word in UNIT_WORDS.values() if (words := f"{word}s") in found]
 
 
-def _measure_named(name: str) -> Measure:
+def measure_named(name: str) -> Measure:
     """A measure beside the leading one, with the direction that a task gives it."""
     known = (each for task in TASKS for each in TASKS[task].metrics)
     return next((each for each in known if each.name == name), Measure(name))

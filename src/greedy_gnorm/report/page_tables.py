@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from greedy_gnorm.comparison.analysis import Comparison, knee_heads
 from greedy_gnorm.pruning.run import units_at_start
 from greedy_gnorm.report.compression import axis_title, counted
-from greedy_gnorm.report.page import Page, PageRun
+from greedy_gnorm.report.page import Page, PageRun, measure_named
 from greedy_gnorm.report.tables import comparison_tables, measure_title, megabytes, test_table
 from greedy_gnorm.report.verdict import measurement
 from greedy_gnorm.units import Measure, removed_by, unit_name
@@ -39,6 +39,9 @@ def tests(page: Page) -> Table | None:
     if others or run.test is None:
         return None
     columns, cells = test_table(run.test, page.measure)
+    for (name, (before, after)), row in zip(run.test["quality"].items(), cells, strict=True):
+        measure = page.measure if name == page.quality else measure_named(name)
+        row[-1] = Worse(row[-1]) if measure.worth(after - before) < 0 else row[-1]
     return Table(f"{run.test['rows']:,} test rows, with 95 % intervals", ["measure", *columns[1:]], cells)
 
 

@@ -139,10 +139,10 @@ def _gains(run: PageRun) -> Markup:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure at the top: its title, the value with its unit, and a line on where it comes from."""
+    """A figure at the top: its title, the value with its unit (None if not measured), and where it comes from."""
 
     title: str
-    value: str
+    value: str | None
     unit: str
     how: str
     is_loss: bool = False
@@ -176,7 +176,7 @@ def figures(page: Page) -> Iterator[Figure]:
 def _speed(run: PageRun) -> Figure:
     speed, latency = run.speeds[run.summarized.step], run.shown_latency
     if speed is None:
-        return Figure("Speed", "not measured", "", "the run has no latency")
+        return Figure("Speed", None, "", "the run has no latency")
     if not speed.is_measured or latency is None:
         return Figure("Speed (estimated)", f"{speed.times:.2f}", " times", "not measured")
     times = f"{latency['before_ms']:.1f} to {latency['after_ms']:.1f} ms"
