@@ -51,10 +51,8 @@ def comparison(page: Page) -> list[Table]:
         compared = Comparison(page.header, page.curves)
         by = "the multiplications left" if compared.joint else "heads removed"
         titles = {
-            "comparison": f"{measure_title(page.measure)} by share of {by} (mean ± standard deviation over runs; "
-            "* marks the best)",
-            "solutions": "At the knee of the curve (sizes as float32; mean ± standard deviation over runs; * marks the "
-            "best)",
+            "comparison": f"{measure_title(page.measure)} by share of {by}",
+            "solutions": "At the knee of the curve, sizes as float32",
         }
         return [Table(titles[name], *table) for name, table in comparison_tables(compared).items()]
     if len(page.runs) > 1 and page.joint:

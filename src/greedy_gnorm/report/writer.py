@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from greedy_gnorm.comparison.analysis import LEGEND
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.pruning.curves import knee_of
 from greedy_gnorm.pruning.methods import RANDOMS
@@ -113,6 +114,7 @@ def render(page: Page, *, live: bool = False) -> str:
         commands={row.step: row.command(run.journal.folder) for row in rows},
         tests=page_tables.tests(page),
         tables=page_tables.comparison(page),
+        legend=LEGEND if page.experiment is not None else None,
         latency=page_tables.latency(page),
         sizes=None if several else page_tables.sizes(run),
         predictions=run.predictions and page_tables.Predictions.of(run.predictions),
