@@ -116,6 +116,7 @@ def test_a_measure_where_lower_is_better(tmp_path):
     [
         ("/data/models/my-bert", False, "/data/reviews.jsonl.gz", "my-bert on reviews"),
         ("models/tiny/", False, "data/", "tiny on data"),
+        ("runs/first/model", False, "data.csv", "first on data"),
         ("org/name", True, "hub:glue:sst2:train", "org/name on glue"),
     ],
 )
@@ -195,7 +196,8 @@ def test_a_solution_that_is_no_choice_has_a_row_too(tmp_path):
     other = next(place for place in range(1, 12) if place not in steps)
     journal.finish({**journal.header["result"], "solution": other})
     text = gg.write_report([journal.folder]).read_text("utf-8")
-    assert f'<tr data-step="{other}" class="solution"><th scope="row">solution ★</th>' in text
+    assert f'<tr data-step="{other}" class="solution"><th scope="row"><button' in text
+    assert ">solution</button> ★</th>" in text
     assert f"--at-step {other} --out" in text
 
 

@@ -28,7 +28,7 @@ from greedy_gnorm.pruning.rules import RULES
 from greedy_gnorm.records.files import write_json, writing_to
 from greedy_gnorm.report import figures
 from greedy_gnorm.report.compression import head_places, scores_of_heads
-from greedy_gnorm.report.names import data_name, last_part
+from greedy_gnorm.report.names import data_name, folder_name
 from greedy_gnorm.report.outcome import FIGURES, redraw_figures
 from greedy_gnorm.report.parameters import parameter_table
 from greedy_gnorm.report.tables import as_csv, as_markdown, comparison_tables
@@ -134,7 +134,7 @@ def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any],
         if attention := [sites[place] for place in head_places(sites)]:
             heat_map = figures.heat_map(scores_of_heads(scores, sites), name, attention)
             rows = f"up to {settings['samples']:,} rows" if settings["samples"] else "all rows"
-            figures.save(heat_map, out / "scores", f"{last_part(model)} on {data_name(data)}, {rows}")
+            figures.save(heat_map, out / "scores", f"{folder_name(model)} on {data_name(data)}, {rows}")
     if as_json:
         console.show_json(content)
     elif not quiet:

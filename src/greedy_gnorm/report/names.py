@@ -11,9 +11,15 @@ HUB = "hub:"
 
 
 def model_title(model: Mapping[str, Any]) -> str:
-    """A short name for the model of a record: a name on the hub as it is, the last part of a folder's path."""
+    """A short name for the model of a record: a name on the hub as it is, else that of its folder."""
     name = str(model["name"])
-    return name if model.get("on_hub") else last_part(name)
+    return name if model.get("on_hub") else folder_name(name)
+
+
+def folder_name(path: str) -> str:
+    """The name of a model's folder; that of the folder above it where it is only called `model`, as in a run."""
+    name = last_part(path)
+    return last_part(os.path.dirname(os.path.abspath(path))) if name == "model" else name
 
 
 def data_title(header: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +98,12 @@ class PageRun:
         """Whether the run works towards a budget."""
         return is_compression(self.journal.header)
 
-    @property
+    @cached_property
     def kept(self) -> list[Kept]:
         """The units that are left, by kind."""
         return kept_units(self.journal.header, self.steps)
 
-    @property
+    @cached_property
     def choices(self) -> list[Choice]:
         """The steps that a user may prefer."""
         return choices_of(self.journal.header)
@@ -113,7 +114,7 @@ class PageRun:
         test: dict[str, Any] | None = self.journal.header.get("result", {}).get("test")
         return test
 
-    @property
+    @cached_property
     def sites(self) -> list[SiteInfo]:
         return sites_of(self.journal.header)
 
@@ -132,7 +133,7 @@ class PageRun:
         """The measurement that the top of the page shows: the shape that choices are timed with, else the first."""
         return self.latency[-1 if self.choices else 0] if self.latency else None
 
-    @property
+    @cached_property
     def speeds(self) -> list[Speed | None]:
         """How many times as fast as the unpruned model each step is: measured where it was, else estimated."""
         found = [_estimated_speed(step, self.steps[0]) for step in self.steps]

@@ -242,7 +242,8 @@ const explorer = (() => {
     const marks = [step === walk.knee && "the knee", step === walk.solution && "the solution"].filter(Boolean);
     at("step").value = step;
     at("step").setAttribute("aria-valuetext", `step ${step} of ${walk.last}, ${walk.kept ? `${walk.across[step].toFixed(1)} % left` : `${walk.gone[step]} heads gone`}`);
-    say("now-step", `${step} of ${walk.last}${marks.length ? ` (${marks.join(", ")})` : ""}`);
+    say("now-number", `${step} of ${walk.last}`);
+    say("now-marks", marks.length ? ` (${marks.join(", ")})` : "");
     tellUnits();
     tellQuality();
     tellSpeed();

@@ -8,8 +8,7 @@
   for (const button of document.querySelectorAll(".take")) {
     button.onclick = () => {
       const row = button.closest("tr");
-      at("choice").hidden = false;
-      say("choice-name", row.cells[0].textContent.replace(" ★", ""));
+      say("choice-name", button.textContent);
       say("choice-step", row.dataset.step);
       say("choice-command", button.dataset.command);
       go(Number(row.dataset.step));
