@@ -276,7 +276,8 @@ def test_the_command_that_repeats_a_run_makes_the_same_run(tmp_path, model_folde
     ]
     command = ["prune", str(model_folder), "--data", str(data_file), "--out", str(tmp_path / "run"), *options]
     assert main([*command, "--no-latency", "--quiet"]) == 0
-    (again,) = re.findall(r"(gnorm prune .*? --out AGAIN)", words(tmp_path / "run" / "report.html"))
+    text = (tmp_path / "run" / "report.html").read_text("utf-8")
+    again = html.unescape(re.search(r'<code id="again".*?>(gnorm prune .*? --out AGAIN)</code>', text)[1])
     monkeypatch.chdir(tmp_path)
     assert main([*shlex.split(again)[1:], "--no-latency", "--quiet"]) == 0
     first, second = (Journal.read(folder) for folder in (tmp_path / "run", tmp_path / "AGAIN"))

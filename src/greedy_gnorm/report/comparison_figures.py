@@ -98,7 +98,7 @@ def masks(comparison: Comparison) -> Figure:
     rows = -(-len(methods) // columns)
     example = mask_cells(model, [])
     height, width = 0.8 + 0.16 * example.shape[0], 0.6 + 0.16 * example.shape[1]
-    figure = Figure(figsize=(columns * max(width, 2.2), rows * max(height, 1.4)), layout="constrained")
+    figure = Figure(figsize=(columns * max(width, 2.2), 0.3 + rows * max(height, 1.4)), layout="constrained")
     for place, method in enumerate(methods):
         walk = comparison.curves[method][0]
         axes = figure.add_subplot(rows, columns, place + 1)
