@@ -111,7 +111,7 @@ def test_score_writes_through_no_link(model_folder, data_file, tmp_path, capsys)
     """A link in the folder that the user names is replaced; the file that it points to stays as it was."""
     out, elsewhere = tmp_path / "scores", tmp_path / "elsewhere"
     out.mkdir()
-    names = ("scores.json", "scores.png", "scores.svg")
+    names = ("scores.json", "scores.pdf", "scores.png", "scores.svg")
     elsewhere.write_text("precious")
     for name in names:
         (out / name).symlink_to(elsewhere)

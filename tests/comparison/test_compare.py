@@ -64,7 +64,7 @@ def test_every_method_walks_on_the_same_evaluation_rows(tmp_path):
     figures = {"curves", "against-random", "masks", "staleness", "gradient-change"}
     figures |= {f"scores-{method}" for method in PAPER if method != "random"}
     assert {path.name for path in (tmp_path / "c" / "figures").iterdir()} == {
-        f"{name}.{kind}" for name in figures for kind in ("png", "svg")
+        f"{name}.{kind}" for name in figures for kind in ("png", "svg", "pdf")
     }
     for name in figures:
         assert (tmp_path / "c" / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -81,6 +81,10 @@ def test_figures_are_drawn_again_in_another_resolution(tmp_path, capsys):
     assert main(["report", str(folder), "--dpi", "20"]) == 0
     assert size_of(folder / "figures" / "curves.png") == (160, 96)
     assert (folder / "figures" / "gradient-change.png").exists(), "what needs the model is left"
+    (run / "figures" / "mask.png").unlink()
+    (run / "figures" / "mask.png").symlink_to(tmp_path / "elsewhere")
+    assert main(["report", str(run), "--dpi", "20"]) == 2
+    assert "is a link to" in capsys.readouterr().err
     unfinished = walk(tmp_path / "half", header(), steps=3).folder
     assert main(["report", str(unfinished), "--dpi", "20"]) == 2
     assert "is not finished, so it has no figures" in capsys.readouterr().err

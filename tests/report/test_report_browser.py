@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -607,6 +608,8 @@ def test_no_number_breaks_over_lines_on_a_small_screen(browser, journal, compare
         browser.open(path, width=390, height=844)
         assert browser.ask(NUMBERS_OVER_LINES) == []
         assert browser.ask("document.documentElement.scrollWidth") <= 390
+    browser.driver.execute_script("document.getElementById('verdict').style = 'width: 3ch; word-break: break-all'")
+    assert browser.ask(NUMBERS_OVER_LINES), "what such a number would be reported as"
 
 
 def test_scores_are_coloured_by_rank_or_on_the_scale_of_a_step(page, journal):
@@ -681,3 +684,18 @@ def test_the_title_names_model_and_data_and_no_path(browser, tmp_path):
     browser.open(gg.write_report([journal.folder]))
     assert browser.ask("document.title") == "tiny on reviews · greedy-gnorm"
     assert browser.text("h1") == "tiny on reviews"
+
+
+OLD = Path(__file__).parents[1] / "records" / "runs-0.1.0"
+
+
+@pytest.mark.parametrize("name", ["finished", "half", "comparison"])
+def test_runs_of_the_first_version_have_a_page_without_what_they_do_not_know(name, browser, tmp_path):
+    browser.open(gg.write_report([OLD / name], tmp_path / "page.html"))
+    titles = browser.ask("[...document.querySelectorAll('h2')].map((title) => title.textContent)")
+    assert "Step by step" in titles
+    assert not {"Choices", "On test rows", "Classes and changed predictions"} & set(titles)
+    assert browser.text("#now-speed") in ("not measured", "1.00 times") or "measured" in browser.text("#now-speed-name")
+    browser.press(Keys.HOME)
+    assert browser.text("#now-number").startswith("0 of ")
+    assert browser.complaints() == []

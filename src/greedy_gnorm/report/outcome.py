@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from greedy_gnorm.errors import GnormError, RunFolderError
 from greedy_gnorm.model.checkpoint import save
 from greedy_gnorm.model.surgery import as_plain, dense
 from greedy_gnorm.pruning.run import Run, measure_of, sites_of
-from greedy_gnorm.records.files import replace_folder, write_text, writing_to
+from greedy_gnorm.records.files import locked, replace_folder, write_text, writing_to
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.report import comparison_figures, figures
 from greedy_gnorm.report.card import model_card
@@ -103,19 +104,26 @@ def _figures(header: Mapping[str, Any], steps: Sequence[Step], solution: int) ->
 
 def redraw_figures(folder: Path, dpi: int) -> None:
     """Draw the figures of a run or a comparison again from its record, in another resolution."""
+    place = folder / FIGURES
     if (folder / EXPERIMENT_FILE).exists():
         comparison = read_comparison(folder)
-        with writing_to(folder):
-            (folder / FIGURES).mkdir(exist_ok=True)
-            comparison_figures.write_all(comparison, folder / FIGURES, dpi)
+        with _figures_folder(folder):
+            comparison_figures.write_all(comparison, place, dpi)
         return
     journal = Journal.read(folder)
     if "result" not in journal.header:
         raise RunFolderError(f"The run in {folder} is not finished, so it has no figures: continue it with --resume.")
-    with writing_to(folder):
-        (folder / FIGURES).mkdir(exist_ok=True)
+    with _figures_folder(folder):
         for name, figure in _figures(journal.header, journal.steps, int(journal.header["result"]["solution"])):
-            figures.save(figure, folder / FIGURES / name, about(journal.header), dpi)
+            figures.save(figure, place / name, about(journal.header), dpi)
+
+
+@contextmanager
+def _figures_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder while its figures are drawn again; links in it are refused."""
+    with writing_to(folder), locked(folder):
+        (folder / FIGURES).mkdir(exist_ok=True)
+        yield
 
 
 def parameter_table(run: Run) -> SizeTable:
