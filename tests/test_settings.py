@@ -113,7 +113,7 @@ WRONG = [
     ({"dtype": "int8"}, "dtype must be 'auto', 'float32', 'float64', 'bfloat16' or 'float16', not 'int8' (str)."),
     ({"text": 3}, "text must be a valid string"),
     ({"trust_remote_code": "yes"}, "trust_remote_code must be a valid boolean"),
-    ({"metod": "ae"}, "Unknown setting 'metod'. Did you mean 'method'? Settings: method, stop, objective"),
+    ({"metod": "ae"}, "Unknown setting 'metod'. Did you mean 'method'? Settings: method, stop, metric"),
 ]
 
 

@@ -43,6 +43,7 @@ def by_scikit_learn(name, logits, labels):
     return {
         "accuracy": metrics.accuracy_score(labels, logits.argmax(-1)),
         "macro_f1": metrics.f1_score(labels, logits.argmax(-1), average="macro", zero_division=0),
+        "mcc": metrics.matthews_corrcoef(labels, logits.argmax(-1)),
     }
 
 

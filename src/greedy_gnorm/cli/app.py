@@ -280,7 +280,7 @@ def methods(as_json: Json = False) -> None:
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="The folder to write to. Default: runs/demo.")] = None,
-    stop: Annotated[list[str], typer.Option(help=f"When to stop: {forms()}.")] = ["knee"],  # noqa: B006
+    stop: Annotated[list[str], typer.Option(help=f"When to stop: {forms()}.")] = ["drop=0.01"],  # noqa: B006
     seed: Annotated[int, typer.Option(help="Seed of the training and of the samples.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
     quiet: Quiet = False,

@@ -106,7 +106,7 @@ class SingleLabel(SequenceTask):
         found = {
             "accuracy": float(metrics.accuracy_score(labels, predicted)),
             "macro_f1": float(metrics.f1_score(labels, predicted, average="macro", zero_division=0)),
-            "mcc": float(metrics.matthews_corrcoef(labels, predicted)),
+            "mcc": float(metrics.matthews_corrcoef(labels, predicted)) if len({*labels, *predicted}) > 1 else 0.0,
             "loss": mean(statistics[:, 2]),
         }
         if self.config.num_labels == 2:
