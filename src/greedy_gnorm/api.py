@@ -138,6 +138,7 @@ def prune(
     cache_memory: int = 2048,
     savings: str | Sequence[str] = "all",
     trust_remote_code: bool = False,
+    examples: bool = True,
     eval_data: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -183,6 +184,7 @@ def prune(
         cache_memory: Megabytes for outputs of unchanged layers, kept between steps; 0 keeps nothing.
         savings: Exact savings to use: "all", "none", or a list of names (kept-layers, first-token, gram).
         trust_remote_code: Allow code that comes with the model to run.
+        examples: Keep the texts of rows whose prediction changed in the files of the run.
         eval_data: Rows to evaluate on, given like `data`. Default: rows of `data` that are not used for scoring.
         out: The folder to write the run to: journal, model, report, figures and tables. Default: nothing is written.
         resume: Continue the run in `out`.
@@ -236,6 +238,7 @@ def compress(
     cache_memory: int = 2048,
     savings: str | Sequence[str] = "all",
     trust_remote_code: bool = False,
+    examples: bool = True,
     eval_data: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -290,6 +293,7 @@ def compress(
         cache_memory: Megabytes for outputs of unchanged layers, kept between steps; 0 keeps nothing.
         savings: Exact savings to use: "all", "none", or a list of names (kept-layers, first-token, gram).
         trust_remote_code: Allow code that comes with the model to run.
+        examples: Keep the texts of rows whose prediction changed in the files of the run.
         eval_data: Rows to test on, given like `data`. Default: the test rows of `data`.
         out: The folder to write the run to: journal, model, report, figures and tables. Default: nothing is written.
         resume: Continue the run in `out`.

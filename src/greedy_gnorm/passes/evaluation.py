@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ def evaluate(sites: Sites, batches: Batches) -> dict[str, float]:
 def measures(task: Task, batches: Batches, statistics: Matrix) -> dict[str, float]:
     """The measures by the labels of the rows, and the agreement with the unpruned model where that is measured."""
     found: dict[str, float] = {}
-    for source, table in _by_source(batches, statistics).items():
+    for source, table in by_source(batches, statistics).items():
         if source == PREDICTED:
             found[AGREEMENT] = task.measures(table)[task.quality]
         else:
@@ -39,7 +40,7 @@ def measures(task: Task, batches: Batches, statistics: Matrix) -> dict[str, floa
     return found
 
 
-def _by_source(batches: Batches, statistics: Matrix) -> dict[str, Matrix]:
+def by_source(batches: Batches, statistics: Matrix) -> dict[str, Matrix]:
     """The statistics with the labels of each source."""
     width = statistics.shape[1] // len(batches.judged_by)
     return {
@@ -47,14 +48,15 @@ def _by_source(batches: Batches, statistics: Matrix) -> dict[str, Matrix]:
     }
 
 
-def tested(before: Sites, after: Sites, batches: Batches) -> dict[str, Any]:
-    """The quality of two models on the same rows, with 95 % intervals of the leading measure and of its change."""
-    task = task_of(before.model)
-    tables = [row_statistics(sites, batches).numpy() for sites in (before, after)]
+def tested(task: Task, batches: Batches, tables: Sequence[Matrix]) -> dict[str, Any]:
+    """The quality of two models on the same rows, with 95 % intervals of the leading measure and of its change.
+
+    `tables` are the statistics of the rows, of the unpruned model and of the pruned one.
+    """
     qualities = [measures(task, batches, table) for table in tables]
     intervals = {}
     for source in batches.judged_by:
-        first, second = (_by_source(batches, table)[source] for table in tables)
+        first, second = (by_source(batches, table)[source] for table in tables)
         name = AGREEMENT if source == PREDICTED else task.quality
         intervals[name] = {
             "before": list(quality_interval(task, first)),

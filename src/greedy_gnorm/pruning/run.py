@@ -71,7 +71,8 @@ def at_step(
 class Run:
     """A finished run: all steps, the chosen one, and the model pruned to it.
 
-    `test` is the quality on rows that no decision was made on, `choices` the steps that a user may prefer.
+    `test` is the quality on rows that no decision was made on, `choices` the steps that a user may prefer,
+    `predictions` what both models predict on the test rows, where a row has one class.
     """
 
     steps: list[Step]
@@ -84,6 +85,7 @@ class Run:
     recovery: Recovery | None = None
     test: Mapping[str, Any] | None = None
     choices: Sequence[Choice] = ()
+    predictions: Mapping[str, Any] | None = None
 
     def at(self, step: int) -> Any:
         """A copy of the model as it was after a step."""

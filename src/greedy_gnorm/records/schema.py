@@ -155,6 +155,33 @@ STEP: dict[str, Any] = {
 }
 """A line of journal.jsonl."""
 
+_SIDES = ("before", "after")
+_PREDICTION = {"label": _word, "probability": _number}
+PREDICTIONS: dict[str, Any] = {
+    "rows": _count,
+    "labels": _word,
+    "classes": [_word],
+    "per_class": [
+        {
+            "class": _word,
+            "rows": _count,
+            **{side: {"precision": _number, "recall": _number, "f1": _number} for side in _SIDES},
+        }
+    ],
+    "confusion": {side: [[_count]] for side in _SIDES},
+    "agreement": _number,
+    "changed_count": _count,
+    "changed": [
+        {
+            "text": _word,
+            "text_pair": _nothing_or(_word),
+            "label": _nothing_or(_word),
+            **dict.fromkeys(_SIDES, _PREDICTION),
+        }
+    ],
+}
+"""predictions.json."""
+
 
 def upgraded(header: Any) -> Any:
     """A header in the present schema, from one of an earlier schema; anything else is returned unchanged."""
@@ -243,6 +270,23 @@ def steps_fault(header: Mapping[str, Any], steps: list[Step]) -> str | None:
 def line_fault(line: Any) -> str | None:
     """What is wrong with a line of the journal, if anything."""
     return _mismatch(line, STEP, "")
+
+
+def predictions_fault(content: Any) -> str | None:
+    """What is wrong with predictions.json, if anything."""
+    fault = _mismatch(content, PREDICTIONS, "")
+    if fault is not None:
+        return fault
+    classes = content["classes"]
+    if [row["class"] for row in content["per_class"]] != classes:
+        return "per_class does not have the classes"
+    for side in _SIDES:
+        matrix = content["confusion"][side]
+        if len(matrix) != len(classes) or any(len(row) != len(classes) for row in matrix):
+            return f"confusion.{side} does not have a row and a column for each class"
+    if len(content["changed"]) > content["changed_count"]:
+        return "more rows have changed than are counted"
+    return None
 
 
 def _units_fault(removed: Any, sites: Sequence[Mapping[str, Any]], gone: set[Unit]) -> str | None:

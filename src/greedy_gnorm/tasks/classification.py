@@ -19,12 +19,13 @@ from greedy_gnorm.data.rows import Label
 from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.labels import map_by_name_or_number, map_sets
+from greedy_gnorm.tasks.predictions import Predictions
 from greedy_gnorm.tasks.task import Task, register_task
 from greedy_gnorm.units import Matrix, Vector
 
 
 class SequenceTask(Task):
-    """A task with one output vector per row."""
+    """A task with one output vector per row; statistics begin with the labels and the predictions of a row."""
 
     auto_class = "AutoModelForSequenceClassification"
     pipeline = "text-classification"
@@ -45,6 +46,15 @@ class SequenceTask(Task):
     def row_norms(self, outputs: Tensor) -> Tensor:
         norms: Tensor = torch.linalg.vector_norm(outputs, dim=-1)
         return norms
+
+    @property
+    def width(self) -> int:
+        """The numbers that the labels of a row are."""
+        return 1
+
+    def agreement_statistics(self, before: Matrix, after: Matrix) -> Matrix | None:
+        width = self.width
+        return np.hstack([before[:, width : 2 * width], after[:, width:]])
 
 
 @register_task
@@ -72,8 +82,10 @@ class SingleLabel(SequenceTask):
         return right
 
     def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Label, prediction, loss."""
-        return torch.stack([labels.double(), outputs.argmax(-1).double(), self.row_losses(outputs, labels)], dim=1)
+        """Label, prediction, loss, probability of the prediction."""
+        predicted, losses = outputs.argmax(-1), self.row_losses(outputs, labels)
+        probabilities = outputs.softmax(-1).gather(1, predicted[:, None])[:, 0]
+        return torch.stack([labels.double(), predicted.double(), losses, probabilities], dim=1)
 
     def measures(self, statistics: Matrix) -> Mapping[str, float]:
         from sklearn import metrics
@@ -84,6 +96,14 @@ class SingleLabel(SequenceTask):
             "macro_f1": float(metrics.f1_score(labels, predicted, average="macro", zero_division=0)),
             "loss": mean(statistics[:, 2]),
         }
+
+    @property
+    def classes(self) -> list[str]:
+        return class_names(self.config)
+
+    def predictions(self, statistics: Matrix) -> Predictions | None:
+        labels, predicted = statistics[:, 0].astype(int), statistics[:, 1].astype(int)
+        return Predictions(labels, predicted, statistics[:, 3])
 
 
 @register_task
@@ -120,6 +140,18 @@ class MultiLabel(SequenceTask):
             "accuracy": float(metrics.accuracy_score(labels, predicted)),
             "loss": mean(statistics[:, -1]),
         }
+
+    @property
+    def width(self) -> int:
+        return int(self.config.num_labels)
+
+    @property
+    def classes(self) -> list[str]:
+        return class_names(self.config)
+
+    def predictions(self, statistics: Matrix) -> Predictions | None:
+        labels, predicted = statistics[:, : self.width], statistics[:, self.width : 2 * self.width]
+        return Predictions(labels.astype(int), predicted.astype(int))
 
 
 @register_task
@@ -166,6 +198,11 @@ class Regression(SequenceTask):
             "mean_absolute_error": float(metrics.mean_absolute_error(labels, predicted)),
             "loss": mean(statistics[:, 2]),
         }
+
+
+def class_names(config: Any) -> list[str]:
+    """The model's names of its classes, in their order."""
+    return [str(config.id2label[number]) for number in range(int(config.num_labels))]
 
 
 def mean(values: Any) -> float:

@@ -14,6 +14,7 @@ from greedy_gnorm.data.rows import Label
 from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.registry import Registry
 from greedy_gnorm.settings import Settings
+from greedy_gnorm.tasks.predictions import Predictions
 from greedy_gnorm.units import Matrix, Measure, Vector
 
 
@@ -101,6 +102,19 @@ class Task(ABC):
     @abstractmethod
     def measures(self, statistics: Matrix) -> Mapping[str, float]:
         """The measures over all rows, (N, S), by name; `quality` is one of them."""
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, if the model predicts classes."""
+        return []
+
+    def predictions(self, statistics: Matrix) -> Predictions | None:
+        """The labels and predictions of rows as classes, if the model predicts classes."""
+        return None
+
+    def agreement_statistics(self, before: Matrix, after: Matrix) -> Matrix | None:
+        """The statistics of one model with the predictions of another as labels, if they can be told from them."""
+        return None
 
 
 TASKS: Registry[type[Task]] = Registry("task")
