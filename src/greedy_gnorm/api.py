@@ -12,7 +12,7 @@ from greedy_gnorm.comparison.experiment import OnPartStep, run_experiment
 from greedy_gnorm.data.loading import scoring_batches
 from greedy_gnorm.deployment.speed import torch_latencies
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.model.checkpoint import load, load_tokenizer, weights_fingerprint
+from greedy_gnorm.model.checkpoint import load_tokenizer
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import with_drawn_labels
 from greedy_gnorm.passes.gradients import gradient_change
@@ -30,6 +30,7 @@ from greedy_gnorm.pruning.prepare import (
 from greedy_gnorm.pruning.run import OnStep, Run, at_step, units_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
+from greedy_gnorm.records.unpruned import load_unpruned, unpruned_source
 from greedy_gnorm.report.outcome import FORMATS, check_format, write_comparison, write_outcome
 from greedy_gnorm.runs import perform, recovery_of
 from greedy_gnorm.scores import score_with
@@ -335,14 +336,9 @@ def take_step(
     last = len(journal.steps) - 1
     if not 0 <= step <= last:
         raise GnormError(f"There is no step {step} in {folder}: its steps go from 0 to {last}.")
-    source = _source(journal, model)
-    whole = load(source, trust_remote_code=trust_remote_code)
+    source = unpruned_source(journal, model)
+    whole = load_unpruned(journal, source, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
-    was, now = journal.header["model"]["weights"], weights_fingerprint(whole)
-    if was != now:
-        raise GnormError(
-            f"{source} is not the model of the run in {folder}: the fingerprint of its weights is {now}, not {was}."
-        )
     steps = [replace(each, stop=None) for each in journal.steps[: step + 1]]
     steps[-1] = replace(steps[-1], stop=f"step {step} of {last}, taken from {folder}")
     settings = Settings.of(schema.complete_settings(journal.header["config"]))
@@ -365,14 +361,6 @@ def _half_taken(out: Path) -> bool:
         return False
     header = read_header(out / RUN_FILE)
     return "taken" in header and "result" not in header
-
-
-def _source(journal: Journal, model: str | Path | None) -> Any:
-    if model is None and journal.header["model"].get("in_memory"):
-        raise GnormError(
-            f"The run in {journal.folder} pruned a model given in Python: save that model and name its folder."
-        )
-    return model or journal.header["model"]["name"]
 
 
 def compare(

@@ -331,6 +331,11 @@ def test_a_compression_over_processes_has_the_same_order_and_weights(scenarios, 
     together = gg.load(place / "compressed" / "model")
     for ours, theirs in zip(together.parameters(), alone.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    predictions = read_predictions(place / "compressed")
+    for name in ("rows", "per_class", "confusion", "agreement"):
+        assert predictions[name] == alone.predictions[name]
+    texts = [{row["text"] for row in each["changed"]} for each in (predictions, alone.predictions)]
+    assert texts[0] == texts[1]
 
 
 def test_where_all_walks_begin_and_end_is_measured_once(scenarios):

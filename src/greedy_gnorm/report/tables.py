@@ -145,12 +145,13 @@ def test_table(test: Mapping[str, Any], measure: Measure) -> tuple[list[str], li
     cells = []
     for name, (before, after) in test["quality"].items():
         known = test["intervals"].get(name)
-        sides = [_with_interval(value, known and known[side]) for value, side in ((before, "before"), (after, "after"))]
-        cells.append([name, *sides, _with_interval(after - before, known and known["change"], "+.4f")])
+        sides = [with_interval(value, known and known[side]) for value, side in ((before, "before"), (after, "after"))]
+        cells.append([name, *sides, with_interval(after - before, known and known["change"], "+.4f")])
     return [f"{test['rows']:,} test rows (95 % interval)", "before", "after", "change"], cells
 
 
-def _with_interval(value: float, interval: Sequence[float] | None, form: str = ".4f") -> str:
+def with_interval(value: float, interval: Sequence[float] | None, form: str = ".4f") -> str:
+    """A value with its 95 % interval, where that is known."""
     return f"{value:{form}}" + (f" ({interval[0]:{form}} to {interval[1]:{form}})" if interval else "")
 
 
