@@ -26,6 +26,7 @@ from greedy_gnorm.cli.app import main
 from greedy_gnorm.errors import ProcessGone
 from greedy_gnorm.passes import processes
 from greedy_gnorm.passes.peers import LAUNCHER, Coordinator, Peers, _Channel
+from greedy_gnorm.records.predictions import read_predictions
 
 HERE = Path(__file__).resolve().parent
 
