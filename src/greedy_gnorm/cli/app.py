@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from greedy_gnorm.cli.interrupts import Interrupts
+from greedy_gnorm.cli.measure import bench, evaluate
 from greedy_gnorm.cli.options import (
     Config,
     Data,
@@ -23,23 +24,19 @@ from greedy_gnorm.cli.options import (
     Json,
     Methods,
     Model,
-    MovedModel,
     OptionalData,
     OptionalModel,
     OptionalOut,
     Out,
     Quiet,
-    RunFolder,
-    Runtimes,
     Version,
-    counts,
     given_names,
     with_settings,
 )
 from greedy_gnorm.errors import INTERRUPTED, GnormError, Interrupted, ShownElsewhere
 from greedy_gnorm.passes.peers import launched
 from greedy_gnorm.pruning.rules import check_names, forms
-from greedy_gnorm.settings import COMPARING, COMPRESSING, EVALUATING, PRUNING, SCORING, Settings
+from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SCORING, Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -75,7 +72,10 @@ def prune(
     from_run: Annotated[
         Path | None, typer.Option(help="Save a step of an earlier run instead of starting one; no data is needed.")
     ] = None,
-    at_step: Annotated[int | None, typer.Option(help="With --from-run: the step to save.")] = None,
+    at_step: Annotated[int | None, typer.Option(help="With --from-run: the number of the step to save.")] = None,
+    at: Annotated[
+        str | None, typer.Option(help="With --from-run: the step to save, as drop=0.01, free or knee.")
+    ] = None,
     form: Annotated[
         ModelFormat,
         typer.Option("--format", help="The saved model: smaller (pruned), or original shapes with zeros (dense)."),
@@ -89,19 +89,31 @@ def prune(
     """Prune a classifier: score, remove the least important head and score again, until a rule stops the run."""
     from greedy_gnorm.cli import commands
 
-    if (from_run is None) != (at_step is None):
-        raise GnormError("Use --from-run and --at-step together: gnorm prune --from-run DIR --at-step N --out OUT.")
-    if from_run is not None and at_step is not None:
-        allowed = {"model", "out", "from-run", "at-step", "quiet", "json", "trust-remote-code", "format", "latency"}
+    step = at if at_step is None else at_step
+    if (from_run is None) != (step is None) or (at is not None and at_step is not None):
+        raise GnormError(
+            "Use --from-run together with one of --at and --at-step: gnorm prune --from-run DIR --at drop=0.01."
+        )
+    if from_run is not None and step is not None:
+        allowed = {
+            "model",
+            "out",
+            "from-run",
+            "at",
+            "at-step",
+            "quiet",
+            "json",
+            "trust-remote-code",
+            "format",
+            "latency",
+        }
         if others := given_names(context) - allowed:
             options = ", ".join(f"--{name}" for name in sorted(others))
             raise GnormError(f"--from-run uses the settings of that run: remove {options}.")
         taking = {"model": model, "trust_remote_code": settings["trust_remote_code"], "latency": latency}
-        commands.take(from_run, at_step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json)
+        commands.take(from_run, step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json)
     elif model is None or data is None:
-        raise GnormError(
-            "Give a model and data, gnorm prune MODEL --data DATA --out OUT, or --from-run DIR --at-step N."
-        )
+        raise GnormError("Give a model and data, gnorm prune MODEL --data DATA, or --from-run DIR --at drop=0.01.")
     else:
         settings |= {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
         commands.perform(
@@ -258,51 +270,8 @@ def export(
     commands.export(folder, options, quiet=quiet, as_json=as_json)
 
 
-@app.command("eval")
-@with_settings(EVALUATING)
-def evaluate(
-    folder: RunFolder,
-    data: Data,
-    settings: dict[str, Any],
-    model: MovedModel = None,
-    examples: Annotated[int, typer.Option(min=0, help="Rows with a changed prediction to show.")] = 10,
-    out: Annotated[
-        Path | None, typer.Option(help="The folder to write eval.json, eval.md and CSV tables to. Default: none.")
-    ] = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    config: Config = None,
-) -> None:
-    """Compare the unpruned and the pruned model on labelled rows: measures, classes, predictions that changed.
-
-    Columns and the label map are those of the run unless others are given.
-    """
-    from greedy_gnorm.cli import side_by_side
-
-    settings |= {"model": model, "examples": examples}
-    side_by_side.evaluate(folder, data, settings, out=out, quiet=quiet, as_json=as_json)
-
-
-@app.command()
-def bench(
-    folder: RunFolder,
-    batches: Annotated[Any, counts("Rows in a batch.")] = "1,8,32",
-    tokens: Annotated[Any, counts("Tokens in a row; lengths that the model does not accept are left out.")] = "32,128",
-    runtimes: Runtimes = None,
-    threads: Annotated[Any, counts("Numbers of threads. Default: as many as torch uses.")] = None,
-    seconds: Annotated[float, typer.Option(help="Time for each measurement.")] = 1.0,
-    model: MovedModel = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write to. Default: DIR/bench.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Allow the model's own code.")] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
-    """Time the unpruned and the pruned model in turn, on the CPU, in several runtimes: a table and a figure."""
-    from greedy_gnorm.cli import side_by_side
-
-    options = {"batches": batches, "tokens": tokens, "runtimes": runtimes, "threads": threads, "seconds": seconds}
-    options |= {"model": model, "out": out, "trust_remote_code": trust_remote_code}
-    side_by_side.bench(folder, options, quiet=quiet, as_json=as_json)
+app.command("eval")(evaluate)
+app.command()(bench)
 
 
 @app.command()

@@ -123,7 +123,7 @@ def evaluate(
         *pair.names,
         describe_rows(data, batches),
         quality["rows"],
-        task.quality,
+        task.measure(pair.settings.metric).name,
         quality["quality"],
         quality["intervals"],
         **{name: predictions[name] for name in kept if name in predictions},
