@@ -202,6 +202,17 @@ def test_a_run_keeps_the_predictions_on_its_test_rows(home):
         assert row["before"]["label"] != row["after"]["label"]
 
 
+def test_a_pruning_keeps_them_too_and_repeats_without_texts(home, tmp_path):
+    options = {"stop": "heads=5", "samples": 24, "text": "sentence", "latency": False, "examples": False}
+    run = gg.prune(home / "classifier", home / "rows.jsonl", out=tmp_path / "run", **options)
+    content = read_predictions(tmp_path / "run")
+    assert content == run.predictions
+    assert content["rows"] == run.test["rows"]
+    assert content["changed"] == []
+    assert 0 < content["changed_count"]
+    assert "--no-examples --out AGAIN" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
 def test_texts_can_be_left_out_of_all_files(home, tmp_path):
     options = ["--text", "sentence", "--macs", "0.4", "--rounds", "2", "--samples", "24", "--calibration-tokens", "600"]
     arguments = ["compress", str(home / "classifier"), "--data", str(home / "rows.jsonl"), *options]
