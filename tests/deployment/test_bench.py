@@ -90,7 +90,7 @@ def test_a_missing_runtime_is_an_error_if_named_and_a_note_if_not(folder, fake_t
     result = gg.bench(folder, batches=[1], tokens=[8], out=tmp_path)
     assert {call[0] for call in fake_times} == {"torch"}
     assert result.left_out == ["onnxruntime and int8: pip install 'greedy-gnorm[onnx]' (onnxruntime)."]
-    assert repr(result) == "Bench(1 measurements in torch: 1.50 to 1.50 times as fast)"
+    assert repr(result) == "Bench(1 measurement in torch: 1.50 to 1.50 times as fast)"
     with pytest.raises(gg.GnormError, match=r"needs onnxruntime: pip install 'greedy-gnorm\[onnx\]'"):
         gg.bench(folder, batches=[1], tokens=[8], runtimes=["int8"])
 

@@ -57,7 +57,7 @@ class Bench:
         speeds = [latency.speed_up for latency in self.latencies]
         runtimes = ", ".join(dict.fromkeys(latency.runtime for latency in self.latencies))
         between = f"{min(speeds):.2f} to {max(speeds):.2f} times as fast"
-        return f"Bench({len(speeds)} measurements in {runtimes}: {between})"
+        return f"Bench({len(speeds)} measurement{'s' if len(speeds) > 1 else ''} in {runtimes}: {between})"
 
 
 def bench(
@@ -120,9 +120,9 @@ def _check_counts(name: str, values: Any) -> None:
 def _available(runtimes: Sequence[str] | None) -> tuple[list[str], list[str]]:
     """The runtimes to use, and what is left out because it is not installed; one that is asked for must be there."""
     if runtimes is None:
-        missing = missing_packages()
-        left_out = [f"onnxruntime and int8: pip install 'greedy-gnorm[onnx]' ({', '.join(missing)})."]
-        return ([TORCH], left_out) if missing else (list(RUNTIMES), [])
+        if missing := missing_packages():
+            return [TORCH], [f"onnxruntime and int8: pip install 'greedy-gnorm[onnx]' ({', '.join(missing)})."]
+        return list(RUNTIMES), []
     names = [runtimes] if isinstance(runtimes, str) else list(runtimes)
     unknown = [name for name in names if name not in RUNTIMES]
     if unknown or not names:
