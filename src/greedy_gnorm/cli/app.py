@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from greedy_gnorm.cli.interrupts import Interrupts
+from greedy_gnorm.cli.measure import bench, evaluate
 from greedy_gnorm.cli.options import (
     Config,
     Data,
@@ -267,6 +268,10 @@ def export(
 
     options = {"out": out, "int8": int8, "data": data, "tolerance": tolerance, "trust_remote_code": trust_remote_code}
     commands.export(folder, options, quiet=quiet, as_json=as_json)
+
+
+app.command("eval")(evaluate)
+app.command()(bench)
 
 
 @app.command()

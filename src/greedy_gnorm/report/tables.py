@@ -145,23 +145,24 @@ def test_table(test: Mapping[str, Any], measure: Measure) -> tuple[list[str], li
     cells = []
     for name, (before, after) in test["quality"].items():
         known = test["intervals"].get(name)
-        sides = [_with_interval(value, known and known[side]) for value, side in ((before, "before"), (after, "after"))]
-        cells.append([name, *sides, _with_interval(after - before, known and known["change"], "+.4f")])
+        sides = [with_interval(value, known and known[side]) for value, side in ((before, "before"), (after, "after"))]
+        cells.append([name, *sides, with_interval(after - before, known and known["change"], "+.4f")])
     return [f"{test['rows']:,} test rows (95 % interval)", "before", "after", "change"], cells
 
 
-def _with_interval(value: float, interval: Sequence[float] | None, form: str = ".4f") -> str:
+def with_interval(value: float, interval: Sequence[float] | None, form: str = ".4f") -> str:
+    """A value with its 95 % interval, where that is known."""
     return f"{value:{form}}" + (f" ({interval[0]:{form}} to {interval[1]:{form}})" if interval else "")
 
 
 def choices_table(choices: Sequence[Choice], first: Step, measure: Measure) -> tuple[list[str], list[list[str]]]:
     """Columns and cells of the steps that a user may prefer, after the unpruned model."""
     size = [f"{first.parameters:,}", megabytes(first.bytes)]
-    rows = [["unpruned", "0", *size, "1", _with_interval(measure.of(first), first.interval), ""]]
+    rows = [["unpruned", "0", *size, "1", with_interval(measure.of(first), first.interval), ""]]
     for choice in choices:
         gone = "" if choice.removed is None else f"{choice.removed:,}"
         size = [f"{choice.parameters:,}", megabytes(choice.bytes)]
-        quality = _with_interval(choice.quality, choice.interval)
+        quality = with_interval(choice.quality, choice.interval)
         rows.append([choice.name, gone, *size, _speed(choice), quality, take_option(choice)])
     quality = f"{measure.name.replace('_', ' ')} (95 % interval)"
     return ["choice", "units gone", "parameters", "MB", "speed", quality, "take it with"], rows
