@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("agg")
-from matplotlib import pyplot  # noqa: E402
+from matplotlib import pyplot
 
 DOCS = Path(__file__).resolve().parent
 FIGURES = DOCS / "figures"
