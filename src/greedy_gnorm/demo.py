@@ -20,7 +20,10 @@ from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaFo
 SENTENCES = Path(__file__).with_name("demo_sentences.tsv")
 """A language and a sentence per line, from Django's translations; `experiments/demo_sentences.py` writes it."""
 
-LANGUAGES = tuple("ar bg de el en es fr hi it ja nl pl pt ru sw th tr ur vi zh".split())
+LANGUAGES = (
+    "ar", "bg", "de", "el", "en", "es", "fr", "hi", "it", "ja",
+    "nl", "pl", "pt", "ru", "sw", "th", "tr", "ur", "vi", "zh",
+)  # fmt: skip
 LABELS = {language: index for index, language in enumerate(LANGUAGES)}
 
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
