@@ -100,7 +100,16 @@ def test_version_changelog_and_citation_agree():
     assert re.search(r"^## (.+)$", changelog, flags=re.MULTILINE)[1] == heading
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == version
-    assert " AND ".join(citation["license"]) == PROJECT["license"]
+
+
+def test_the_forge_runs_the_checks_of_the_project():
+    forge = ROOT / ".github"
+    workflow = yaml.safe_load((forge / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    assert {"run": ".ci/run"} in workflow["jobs"]["run"]["steps"]
+    for path in set((forge / "ISSUE_TEMPLATE").glob("*.yml")) - {forge / "ISSUE_TEMPLATE" / "config.yml"}:
+        template = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert {"name", "description", "body"} <= set(template), path
+        assert all({"type", "id", "attributes"} <= set(part) for part in template["body"]), path
 
 
 def test_every_extra_that_is_named_exists():
