@@ -32,7 +32,7 @@ MOVED = {
 COMMANDS = {"prune": PRUNING, "compress": COMPRESSING, "score": SCORING, "compare": COMPARING}
 SHIM = "https://unpkg.com/iframe-worker/shim"
 """The script by which search works in pages that are opened from disk; the theme would load it from the network."""
-LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
+LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -57,18 +57,29 @@ def on_post_template(output_content: str, template_name: str, config: MkDocsConf
     return output_content.replace(SHIM, "iframe-worker.js")
 
 
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links of a page that lead out of docs."""
+    return markdown if page.file.src_uri in MOVED.values() else for_site(markdown, f"docs/{page.file.src_uri}")
+
+
 def moved(name: str) -> str:
-    """A file of the project as a page: its links lead to pages of the site."""
+    """A file of the project as a page."""
+    return for_site((ROOT / name).read_text(encoding="utf-8"), name)
 
-    def page(link: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link[1]))
-        if target in MOVED:
-            return MOVED[target]
-        if not target.startswith("docs/"):
-            raise PluginError(f"{name} links to {target}, which is not on the site: name it without a link.")
-        return target.removeprefix("docs/")
 
-    return LINK.sub(page, (ROOT / name).read_text(encoding="utf-8"))
+def for_site(text: str, name: str) -> str:
+    """The text of a file whose links lead to pages of the site; what is not on the site is named without a link."""
+
+    def replace(link: re.Match[str]) -> str:
+        words, target, anchor = link.groups(default="")
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+        if place in MOVED or place.startswith("docs/"):
+            here = posixpath.dirname(MOVED.get(name, name.removeprefix("docs/")))
+            page = MOVED.get(place, place.removeprefix("docs/"))
+            return f"[{words}]({posixpath.relpath(page, here)}{anchor})"
+        return words
+
+    return LINK.sub(replace, text)
 
 
 def command_line() -> str:
