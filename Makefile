@@ -49,7 +49,7 @@ bench-scale: $(READY)
 bench-processes: $(READY)
 	$(BIN)/python benchmarks/processes.py
 
-# The pictures in the README, from a run of the demo; requires chromium and chromium-driver
+# The pictures in the README, from docs/results.md and a run of the demo; requires chromium and chromium-driver
 pictures: $(READY)
 	$(BIN)/python docs/pictures.py
 
