@@ -71,7 +71,8 @@ def at_step(
 class Run:
     """A finished run: all steps, the chosen one, and the model pruned to it.
 
-    `test` is the quality on rows that no decision was made on, `offered` the steps that a user may prefer.
+    `test` is the quality on rows that no decision was made on, `offered` the steps that a user may prefer,
+    `predictions` what both models predict on the test rows, where a row has one class.
     """
 
     steps: list[Step]
@@ -84,6 +85,7 @@ class Run:
     recovery: Recovery | None = None
     test: Mapping[str, Any] | None = None
     offered: Sequence[Choice] = ()
+    predictions: Mapping[str, Any] | None = None
 
     def choices(self) -> list[Choice]:
         """The steps that a user may prefer: free of loss, at some losses, the knee or the fastest."""

@@ -171,6 +171,7 @@ _CLASS_SCORES = {"precision": _share, "recall": _share, "f1": _share}
 _PREDICTION = {"label": _word, "probability": _share}
 PREDICTIONS: dict[str, Any] = {
     "rows": _count,
+    "labels?": _word,
     "classes": [_word],
     "per_class": [{"class": _word, "rows": _count, "before": _CLASS_SCORES, "after": _CLASS_SCORES}],
     "confusion": {"before": [[_count]], "after": [[_count]]},
@@ -251,10 +252,15 @@ def predictions_fault(content: Any) -> str | None:
     fault = _mismatch(content, PREDICTIONS, "")
     if fault is not None:
         return fault
-    count = len(content["classes"])
-    for side, matrix in content["confusion"].items():
-        if len(matrix) != count or any(len(row) != count for row in matrix):
-            return f"confusion.{side} is no table of {count} classes"
+    classes = content["classes"]
+    if [row["class"] for row in content["per_class"]] != classes:
+        return "per_class does not have the classes"
+    for side in ("before", "after"):
+        matrix = content["confusion"][side]
+        if len(matrix) != len(classes) or any(len(row) != len(classes) for row in matrix):
+            return f"confusion.{side} does not have a row and a column for each class"
+    if len(content["changed"]) > content["changed_count"]:
+        return "more rows have changed than are counted"
     return None
 
 

@@ -16,6 +16,7 @@ from greedy_gnorm.model.surgery import as_plain, dense
 from greedy_gnorm.pruning.run import Run, measure_of, sites_of
 from greedy_gnorm.records.files import locked, replace_folder, write_text, writing_to
 from greedy_gnorm.records.journal import Journal
+from greedy_gnorm.records.predictions import write_predictions
 from greedy_gnorm.report import comparison_figures, figures
 from greedy_gnorm.report.card import model_card
 from greedy_gnorm.report.compression import head_places, is_compression, kept_units, scores_of_heads
@@ -62,6 +63,8 @@ def write_outcome(run: Run, journal: Journal, form: str = FORMATS[0]) -> None:
     with replace_folder(journal.folder / FIGURES) as folder:
         for name, figure in _figures(run.header, run.steps, run.solution.step):
             figures.save(figure, folder / name, about(run.header))
+    if run.predictions is not None:
+        write_predictions(journal.folder, run.predictions)
     journal.finish(run.summary())
     write_report([journal.folder])
 

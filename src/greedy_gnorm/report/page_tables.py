@@ -223,13 +223,15 @@ def _per_class(content: Mapping[str, Any]) -> Table:
             values += [f"{after:.3f}", signed(after - before, Measure(name), "+.3f")]
         cells.append(values)
     columns = [column for name in names for column in (name.capitalize(), "change")]
-    return Table("Each class after pruning, with the change", ["class", "rows", *columns], cells)
+    by = ", judged by what the unpruned model predicts" if content.get("labels") == "own" else ""
+    return Table(f"Each class after pruning, with the change{by}", ["class", "rows", *columns], cells)
 
 
 def _confusions(content: Mapping[str, Any]) -> Iterator[Table]:
+    truth = "the unpruned model's" if content.get("labels") == "own" else "true"
     for side, title in (("before", "Unpruned model"), ("after", "Pruned model")):
         cells = [
             [name, *(f"{count:,}" for count in row)]
             for name, row in zip(content["classes"], content["confusion"][side], strict=True)
         ]
-        yield Table(f"{title}: true classes down, predicted classes across", ["true class", *content["classes"]], cells)
+        yield Table(f"{title}: {truth} classes down, predicted classes across", ["class", *content["classes"]], cells)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from greedy_gnorm.comparison.analysis import Comparison, solutions_table, summary_table
+from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.model.sizes import MEGABYTE, Counts
 from greedy_gnorm.pruning.choices import KNEE, LOSSES, Choice
 from greedy_gnorm.units import Latency, Measure, Step
@@ -141,8 +141,8 @@ def latency_cells(latency: Latency) -> list[str]:
 
 def comparison_tables(comparison: Comparison) -> dict[str, tuple[list[str], list[list[str]]]]:
     """The tables of a comparison by name; walks towards a budget have no knees, so no table of solutions."""
-    tables = {"comparison": summary_table(comparison)}
-    return tables if comparison.joint else {**tables, "solutions": solutions_table(comparison)}
+    tables = {"comparison": comparison.summary}
+    return tables if comparison.joint else {**tables, "solutions": comparison.solutions}
 
 
 def test_table(test: Mapping[str, Any], measure: Measure) -> tuple[list[str], list[list[str]]]:
@@ -156,7 +156,7 @@ def test_table(test: Mapping[str, Any], measure: Measure) -> tuple[list[str], li
 
 
 def with_interval(value: float, interval: Sequence[float] | None, form: str = ".4f") -> str:
-    """A value, with its interval where that is known."""
+    """A value with its 95 % interval, where that is known."""
     return f"{value:{form}}" + (f" ({interval[0]:{form}} to {interval[1]:{form}})" if interval else "")
 
 
