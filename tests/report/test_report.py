@@ -492,7 +492,9 @@ def test_any_point_becomes_a_model_without_scoring_again(pruned, tmp_path, model
     batch = {name: value for name, value in tiny_batch().items() if name != "labels"}
     with torch.no_grad():
         assert torch.equal(gg.load(taken / "model")(**batch).logits, by_hand(**batch).logits)
-    assert (taken / "model" / "README.md").exists()
+    card = (taken / "model" / "README.md").read_text("utf-8")
+    assert re.search(r"\| solution \| 3 \| [\d,]+ \|", card), "the card opens with the row that it is"
+    assert "the result was tested" not in card, "the model of this step was not"
     assert (taken / "model" / "tokenizer.json").exists()
     assert Journal.read(taken).steps[-1].quality == Journal.read(pruned).steps[3].quality
     assert main(["report", str(taken)]) == 0

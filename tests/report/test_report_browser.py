@@ -669,9 +669,9 @@ def test_a_line_through_two_points_is_no_chart(browser, tmp_path):
 def test_changed_predictions_are_text(browser, tmp_path):
     journal = walk(tmp_path / "run", header(), complete=True)
     changed = [{**PREDICTIONS["changed"][0], "text": EVIL, "text_pair": EVIL, "label": EVIL}]
-    (journal.folder / "predictions.json").write_text(
-        json.dumps({**PREDICTIONS, "classes": [EVIL] * 3, "changed": changed})
-    )
+    classes = {"classes": [EVIL] * 3, "per_class": [{**each, "class": EVIL} for each in PREDICTIONS["per_class"]]}
+    predictions = {**PREDICTIONS, **classes, "changed": changed}
+    (journal.folder / "predictions.json").write_text(json.dumps(predictions))
     browser.open(gg.write_report([journal.folder]))
     assert browser.ask("document.body.dataset.hurt") is None
     assert browser.text(".examples li").count(EVIL) == 3

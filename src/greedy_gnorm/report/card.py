@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from greedy_gnorm.data.sets import TEST
 from greedy_gnorm.pruning.run import Run, sites_of
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.report.choices import choice_columns, choice_rows
@@ -65,7 +66,7 @@ def _result(run: Run, shown: PageRun) -> Iterator[str]:
     uses = "; ".join(
         f"{use} on {data[part]['rows']:,} rows (fingerprint {data[part]['fingerprint']})"
         for part, use in USES.items()
-        if part in data
+        if part in data and (part != TEST or run.test is not None)
     )
     yield f"Quality in the table above is that on the rows that a step was chosen on. {uses[:1].upper()}{uses[1:]}."
     if others := [row for row in rows[1:] if not row.is_solution]:
@@ -88,7 +89,7 @@ USES = {
     "scoring": "units were ranked",
     "calibration": "what is left was fitted",
     "evaluation": "a step was chosen",
-    "test": "the result was tested",
+    TEST: "the result was tested",
 }
 """What a run used each part of the data for."""
 

@@ -40,8 +40,6 @@ def choice_columns(run: PageRun, measure: Measure) -> list[str]:
 
 def choice_rows(run: PageRun, measure: Measure) -> list[ChoiceRow]:
     """The unpruned model, then the choices of a run in the order of their steps; the solution is one of them."""
-    if not run.choices:
-        return []
     choices = {choice.step: choice for choice in run.choices}
     places = sorted({0, *choices, run.solution or 0})
     return [_row(run, measure, place, choices.get(place)) for place in places]

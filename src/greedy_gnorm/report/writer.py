@@ -84,7 +84,7 @@ class LiveReport:
 def render(page: Page, *, live: bool = False) -> str:
     """The page as text."""
     several, run = len(page.runs) > 1, page.best
-    shown, rows = _charts(page), [] if several else choice_rows(run, page.measure)
+    shown, rows = _charts(page), [] if several or not run.choices else choice_rows(run, page.measure)
     content = {
         "charts": shown,
         "walks": list(_walks(page)),
