@@ -230,14 +230,14 @@ def against_speed(points: Sequence[tuple[str, float, float, str]], measure: Meas
     names, speeds, values, texts = zip(*ordered, strict=True)
     symbols = [{"unpruned": "circle-open", "solution": "star"}.get(name, "circle") for name in names]
     places = [("top center", "bottom center")[place % 2] for place in range(len(names))]  # close labels stay apart
-    line = go.Scatter(
-        x=_rounded(speeds, 3), y=_rounded(values), mode="lines+markers+text", text=[safe(name) for name in names],
+    marks = go.Scatter(
+        x=_rounded(speeds, 3), y=_rounded(values), mode="markers+text", text=[safe(name) for name in names],
         textposition=places, customdata=[safe(text) for text in texts], cliponaxis=False,
-        line={"color": colour, "width": 2}, marker={"size": 11, "symbol": symbols},
+        marker={"color": colour, "size": 11, "symbol": symbols},
         hovertemplate="%{text}: %{y:.4f}, %{x:.2f} times as fast (%{customdata})<extra></extra>",
     )  # fmt: skip
     return _chart(
-        [line],
+        [marks],
         margin={"l": 64, "r": 40, "t": 36, "b": 52},
         xaxis={"title": {"text": "Measured speed (unpruned = 1)"}},
         yaxis={"title": {"text": _title(measure)}},
