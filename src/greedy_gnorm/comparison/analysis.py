@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,24 +14,61 @@ from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.model.sizes import MEGABYTE
 from greedy_gnorm.pruning.budget import COMPARED, part_of
 from greedy_gnorm.pruning.curves import Walk, at_share, curve, knee_of, mean_over_curve, units_before_drop
+from greedy_gnorm.pruning.frames import frame_of
 from greedy_gnorm.pruning.methods import JOINTS, RANDOMS
-from greedy_gnorm.pruning.run import measure_of
+from greedy_gnorm.pruning.run import measure_of, sites_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import RUN_FILE, Journal, read_header
+from greedy_gnorm.shown import Shown
 from greedy_gnorm.units import Measure, Step, removed_by
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 EXPERIMENT_FILE = "experiment.json"
 SHARES = (0.25, 0.50, 0.75, 0.81)
 DROPS = (0.01, 0.05)
 FLOAT32 = 4
+SHOWN = 7
+"""How many methods the short form of a comparison names."""
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
     """Every walk of every method, and the header that they share."""
 
     header: dict[str, Any]
     curves: dict[str, list[Walk]]
+
+    def __repr__(self) -> str:
+        column, ranked = self._ranked()
+        about = f"at {column.name} of the multiplications" if self.joint else f"{column.name} over the curve"
+        start = self.measure.of(next(iter(self.curves.values()))[0][0])
+        title = f"Comparison of {len(ranked)} methods on {self.header['model']['name']}"
+        lines = [f"{title}: {self.measure.name}, {about} ({column.written(start)} unpruned)"]
+        for name, mean in ranked[:SHOWN]:
+            runs = len(self.curves[name])
+            lines.append(f"  {name:<20} {column.written(mean)}  ({runs} run{'s' * (runs != 1)})")
+        rest = len(ranked) - SHOWN
+        return "\n".join(lines + [f"  and {rest} more"] * (rest > 0))
+
+    def _ranked(self) -> tuple[Column, list[tuple[str, float]]]:
+        """The column that sums a comparison up, and the means of the methods, the best first."""
+        shown, name = (joint_columns, "50%") if self.joint else (columns, "mean")
+        column = next(each for each in shown(self.measure) if each.name == name)
+        means = {
+            method: float(np.mean([column.value(walk) for walk in walks])) for method, walks in self.curves.items()
+        }
+        return column, sorted(means.items(), key=lambda item: -self.measure.worth(item[1]))
+
+    def to_pandas(self) -> DataFrame:
+        """One row for each step of every run of every method: what `Run.to_pandas` shows of a run."""
+        from pandas import concat
+
+        sites = sites_of(self.header)
+        walks = {(name, run): walk for name, walks in self.curves.items() for run, walk in enumerate(walks)}
+        frames = {part: frame_of(walk, sites) for part, walk in walks.items()}
+        return concat(frames, names=["method", "run"]).reset_index(["method", "run"]).reset_index(drop=True)
 
     @property
     def measure(self) -> Measure:

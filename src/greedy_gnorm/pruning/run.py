@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import weights_fingerprint
@@ -15,10 +15,15 @@ from greedy_gnorm.model.sizes import Counts, module_counts
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes.evaluation import AGREEMENT
 from greedy_gnorm.pruning.choices import Choice
+from greedy_gnorm.pruning.frames import frame_of
 from greedy_gnorm.pruning.loop import Plan, prune_steps
 from greedy_gnorm.recovery.least_squares import Recovery
+from greedy_gnorm.shown import Shown
 from greedy_gnorm.tasks.task import TASKS
 from greedy_gnorm.units import KINDS, UNIT_WORDS, Latency, Measure, SiteInfo, Step, Unit, by_site, removed_by
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 OnStep = Callable[[Step, int, int], None]
 """Called with each new step, the progress so far and its end: units removed, or rounds where a budget is reached."""
@@ -67,8 +72,8 @@ def at_step(
     return pruned.eval()
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(Shown):
     """A finished run: all steps, the chosen one, and the model pruned to it.
 
     `test` is the quality on rows that no decision was made on, `choices` the steps that a user may prefer.
@@ -85,6 +90,35 @@ class Run:
     test: Mapping[str, Any] | None = None
     choices: Sequence[Choice] = ()
 
+    def __repr__(self) -> str:
+        return "\n".join([f"Run of {self.method} on {self.header['model']['name']}", *map("  ".join, self._lines())])
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        """What the run came to: a title of nine characters and a line of text, one for each fact that is known."""
+        first, chosen, name = self.steps[0], self.solution, self.measure.name
+        yield "  solution", f"step {chosen.step} of {len(self.steps) - 1} ({self.reason})"
+        counts = unit_counts(self.header, self.removed).items()
+        yield "  removed ", ", ".join(f"{count['removed']:,} of {count['total']:,} {words}" for words, count in counts)
+        size = f"{first.parameters:,} -> {chosen.parameters:,} parameters"
+        if first.cost.multiplications and chosen.cost.multiplications:
+            size += f", {chosen.cost.multiplications / first.cost.multiplications:.1%} of the multiplications"
+        yield "  size    ", size
+        rows = self.header["data"]["evaluation"]["rows"]
+        yield "  quality ", f"{_change(name, self.measure.of(first), self.measure.of(chosen))}, {rows:,} rows"
+        if self.test is not None:
+            change = _change(name, *self.test["quality"][name])
+            interval = self.test["intervals"].get(name)
+            within = f", 95 % interval {interval['change'][0]:+.4f} to {interval['change'][1]:+.4f}" if interval else ""
+            yield "  test    ", f"{change}{within}, {self.test['rows']:,} rows"
+        if self.latencies:
+            fastest = max(self.latencies, key=lambda latency: latency.tokens * latency.batch)
+            shape = f"{fastest.batch} x {fastest.tokens} tokens"
+            yield "  speed   ", f"{fastest.speed_up:.2f} times as fast, measured with {shape}"
+
+    def to_pandas(self) -> DataFrame:
+        """One row for each step: the units removed so far, every measure, the cost and the seconds."""
+        return frame_of(self.steps, sites_of(self.header))
+
     def at(self, step: int) -> Any:
         """A copy of the model as it was after a step."""
         if weights_fingerprint(self.unpruned) != self.header["model"]["weights"]:
@@ -100,6 +134,11 @@ class Run:
     def measure(self) -> Measure:
         """The measure that the rules and the curve use."""
         return measure_of(self.header)
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return str(self.header["config"]["method"])
 
     @property
     def reason(self) -> str:
@@ -140,6 +179,10 @@ class Run:
         if self.choices:
             found["choices"] = [choice.to_json() for choice in self.choices]
         return found
+
+
+def _change(name: str, before: float, after: float) -> str:
+    return f"{name} {before:.4f} -> {after:.4f} ({after - before:+.4f})"
 
 
 def measure_of(header: Mapping[str, Any]) -> Measure:

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import save
@@ -18,6 +16,7 @@ from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.report import comparison_figures, figures
 from greedy_gnorm.report.card import model_card
 from greedy_gnorm.report.compression import head_places, is_compression, kept_units, scores_of_heads
+from greedy_gnorm.report.picture import Figure
 from greedy_gnorm.report.tables import (
     LATENCY_COLUMNS,
     SizeTable,
