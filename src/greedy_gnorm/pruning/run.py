@@ -14,7 +14,7 @@ from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.sizes import Counts, module_counts
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes.evaluation import AGREEMENT
-from greedy_gnorm.pruning.choices import Choice
+from greedy_gnorm.pruning.choices import Choice, find_step
 from greedy_gnorm.pruning.frames import frame_of
 from greedy_gnorm.pruning.loop import Plan, prune_steps
 from greedy_gnorm.recovery.least_squares import Recovery
@@ -76,7 +76,7 @@ def at_step(
 class Run(Shown):
     """A finished run: all steps, the chosen one, and the model pruned to it.
 
-    `test` is the quality on rows that no decision was made on, `choices` the steps that a user may prefer.
+    `test` is the quality on rows that no decision was made on, `offered` the steps that a user may prefer.
     """
 
     steps: list[Step]
@@ -88,42 +88,48 @@ class Run(Shown):
     latencies: Sequence[Latency] = ()
     recovery: Recovery | None = None
     test: Mapping[str, Any] | None = None
-    choices: Sequence[Choice] = ()
+    offered: Sequence[Choice] = ()
 
     def __repr__(self) -> str:
-        return "\n".join([f"Run of {self.method} on {self.header['model']['name']}", *map("  ".join, self._lines())])
+        title = f"Run of {self.method} on {self.header['model']['name']}"
+        return "\n".join([title, *(f"  {name:<8}  {text}" for name, text in self._facts())])
 
-    def _lines(self) -> Iterator[tuple[str, str]]:
-        """What the run came to: a title of nine characters and a line of text, one for each fact that is known."""
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        """What the run came to: a name and a line of text for each fact that is known."""
         first, chosen, name = self.steps[0], self.solution, self.measure.name
-        yield "  solution", f"step {chosen.step} of {len(self.steps) - 1} ({self.reason})"
+        yield "solution", f"step {chosen.step} of {len(self.steps) - 1} ({self.reason})"
         counts = unit_counts(self.header, self.removed).items()
-        yield "  removed ", ", ".join(f"{count['removed']:,} of {count['total']:,} {words}" for words, count in counts)
+        yield "removed", ", ".join(f"{count['removed']:,} of {count['total']:,} {words}" for words, count in counts)
         size = f"{first.parameters:,} -> {chosen.parameters:,} parameters"
         if first.cost.multiplications and chosen.cost.multiplications:
             size += f", {chosen.cost.multiplications / first.cost.multiplications:.1%} of the multiplications"
-        yield "  size    ", size
+        yield "size", size
         rows = self.header["data"]["evaluation"]["rows"]
-        yield "  quality ", f"{_change(name, self.measure.of(first), self.measure.of(chosen))}, {rows:,} rows"
+        yield "quality", f"{_change(name, self.measure.of(first), self.measure.of(chosen))} on {rows:,} choosing rows"
         if self.test is not None:
-            change = _change(name, *self.test["quality"][name])
             interval = self.test["intervals"].get(name)
             within = f", 95 % interval {interval['change'][0]:+.4f} to {interval['change'][1]:+.4f}" if interval else ""
-            yield "  test    ", f"{change}{within}, {self.test['rows']:,} rows"
+            yield "test", f"{_change(name, *self.test['quality'][name])} on {self.test['rows']:,} test rows{within}"
         if self.latencies:
-            fastest = max(self.latencies, key=lambda latency: latency.tokens * latency.batch)
-            shape = f"{fastest.batch} x {fastest.tokens} tokens"
-            yield "  speed   ", f"{fastest.speed_up:.2f} times as fast, measured with {shape}"
+            largest = max(self.latencies, key=lambda latency: latency.batch * latency.tokens)
+            yield "speed", f"{largest.speed_up:.2f} times as fast (measured, {largest.batch} x {largest.tokens} tokens)"
+        if self.offered:
+            yield "choices", ", ".join(choice.name for choice in self.offered)
 
     def to_pandas(self) -> DataFrame:
         """One row for each step: the units removed so far, every measure, the cost and the seconds."""
         return frame_of(self.steps, sites_of(self.header))
 
-    def at(self, step: int) -> Any:
-        """A copy of the model as it was after a step."""
+    def choices(self) -> list[Choice]:
+        """The steps that a user may prefer: free of loss, at some losses, the knee or the fastest."""
+        return list(self.offered)
+
+    def at(self, step: int | str) -> Any:
+        """A copy of the model as it was after a step, given by its number or as "drop=0.01", "free" or "knee"."""
+        number = find_step(self.steps, step, self.measure)
         if weights_fingerprint(self.unpruned) != self.header["model"]["weights"]:
             raise GnormError("The unpruned model has changed since this run, so its steps can't be rebuilt.")
-        return at_step(self.unpruned, self.steps, step, units_of(self.header), self.recovery)
+        return at_step(self.unpruned, self.steps, number, units_of(self.header), self.recovery)
 
     @property
     def removed(self) -> list[Unit]:
@@ -176,8 +182,8 @@ class Run(Shown):
                 found[name] = [getattr(cost, name) for cost in costs]
         if self.test is not None:
             found["test"] = dict(self.test)
-        if self.choices:
-            found["choices"] = [choice.to_json() for choice in self.choices]
+        if self.offered:
+            found["choices"] = [choice.to_json() for choice in self.offered]
         return found
 
 
@@ -186,9 +192,10 @@ def _change(name: str, before: float, after: float) -> str:
 
 
 def measure_of(header: Mapping[str, Any]) -> Measure:
-    """The measure that a record follows; its largest value is the task's."""
+    """The measure that a record follows; its largest value is that of the tasks that have it."""
     name = str(header["quality"])
-    largest = next((TASKS[task].largest_quality for task in TASKS if name in (TASKS[task].quality, AGREEMENT)), None)
+    known = (each for task in TASKS for each in TASKS[task].metrics if name in (each.name, AGREEMENT))
+    largest = next((each.largest for each in known), None)
     return Measure(name, bool(header.get("higher_is_better", True)), largest)
 
 

@@ -19,9 +19,9 @@ from greedy_gnorm.comparison.analysis import Comparison, summary_table
 from greedy_gnorm.pruning.curves import curve
 from greedy_gnorm.pruning.run import Run
 from greedy_gnorm.report import comparison_figures, figures
-from greedy_gnorm.report.compression import axis_title, choices_of, cost_part, is_compression, kept_units, work_curve
+from greedy_gnorm.report.compression import axis_title, cost_part, is_compression, kept_units, work_curve
 from greedy_gnorm.report.svg import BLUE, Line, bars, cells, line_chart
-from greedy_gnorm.report.tables import choices_table, measure_title
+from greedy_gnorm.report.tables import choices_table, measure_title, take_name
 from greedy_gnorm.units import ATTENTION, Scores, Vector, layer_names
 
 MOST_COLUMNS = 64
@@ -60,8 +60,11 @@ def html_of(result: object) -> str:
 
 @html_of.register
 def _(run: Run) -> str:
-    choices = choices_of({"result": run.summary()})
-    table = _table(*choices_table(choices, run.steps[0], run.measure)) if choices else ""
+    table = ""
+    if choices := run.choices():
+        columns, (unpruned, *rows) = choices_table(choices, run.steps[0], run.measure)
+        taken = [[*row[:-1], f"run.at({take_name(choice)!r})"] for row, choice in zip(rows, choices, strict=True)]
+        table = _table(columns, [unpruned, *taken])
     return _block(_text(repr(run)), _row(_run_curve(run), _kept(run)), table)
 
 
