@@ -188,7 +188,7 @@ def _joint_result(journal: Journal) -> dict[str, Any]:
     gone = removed_by(steps)
     choices = [
         replace(choice, measured=round(0.9 * (choice.promised or 1), 3), milliseconds=180 / (choice.promised or 1))
-        for choice in choose(steps, measure)
+        for choice in choose(steps, measure, fastest=True)
     ]
     test = {
         "rows": 1421,

@@ -42,14 +42,16 @@ def followed(
         yield call_all if callbacks else None
     finally:
         if bar is not None:
-            bar.set_description(title)
+            bar.set_description_str(title)
             bar.close()
 
 
 def _move(bar: Any, title: str, *call: Any) -> None:
     """Show a step: how far the run is, and the quality; a run that has stopped is at its end, and is measured next."""
     *walk, step, done, limit = call
+    now = f"{title} {walk[0]}" if walk else f"{title}, measuring the result" if step.stop else title
+    if walk and bar.desc != now:
+        bar.reset()
     bar.total, bar.n = done if step.stop else limit, done
-    now = f" {walk[0]}" if walk else ": measuring the result" if step.stop else ""
-    bar.set_description(title + now, refresh=False)
-    bar.set_postfix({name: f"{value:.4f}" for name, value in step.quality.items()})
+    bar.set_description_str(now, refresh=False)
+    bar.set_postfix({name: f"{value:.3f}" for name, value in step.quality.items()})
