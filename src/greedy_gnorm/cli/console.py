@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from greedy_gnorm.cli import sketch
-from greedy_gnorm.comparison.analysis import Comparison, solution
+from greedy_gnorm.comparison.analysis import LEGEND, Comparison, solution
 from greedy_gnorm.deployment.export import Exported
 from greedy_gnorm.passes.processes import is_first
 from greedy_gnorm.pruning.curves import curve
@@ -338,7 +338,7 @@ def show_next_steps(pruned: Path, compressed: Path) -> None:
 def show_files(folder: Path, *, joint: bool = False) -> None:
     """The files of a comparison."""
     sizes = "" if joint else " Sizes are in MB of float32."
-    out.print(f"An asterisk marks the best value of a column.{sizes}", highlight=False)
+    out.print(f"{LEGEND}{sizes}", highlight=False)
     for name, place in (("Tables", "tables"), ("Figures", "figures"), ("Report", NAME)):
         out.print(f"{name:9}{folder / place}", highlight=False, soft_wrap=True)
 
