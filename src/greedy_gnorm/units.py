@@ -8,15 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from greedy_gnorm.shown import Shown
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -123,22 +120,6 @@ class Scores(Shown):
             shown = (f"{unit_name(self.sites, unit)} {self.vectors[unit.site][unit.index]:.3g}" for unit in units)
             lines.append(f"  {word:<8} {', '.join(shown)}")
         return "\n".join(lines if order else lines[:1])
-
-    def to_pandas(self) -> DataFrame:
-        """One row for each unit: its layer, kind, number and name, its score, and the parts of the score."""
-        from pandas import DataFrame
-
-        numbers: dict[str, Sequence[Vector]] = {"score": self.vectors}
-        if self.logs is not None:
-            numbers["log_score"] = self.logs
-        numbers.update(self.parts)
-        frame = {
-            "layer": [site.layer for site in self.sites for _ in range(site.units)],
-            "kind": [UNIT_WORDS[site.kind] for site in self.sites for _ in range(site.units)],
-            "index": [index for site in self.sites for index in range(site.units)],
-            **{name: np.concatenate(list(vectors)) for name, vectors in numbers.items()},
-        }
-        return DataFrame(frame, index=unit_names(self.sites)).rename_axis("unit")
 
     @property
     def keys(self) -> Sequence[Vector]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,16 +15,12 @@ from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.model.sizes import MEGABYTE
 from greedy_gnorm.pruning.budget import COMPARED, part_of
 from greedy_gnorm.pruning.curves import Walk, at_share, curve, knee_of, mean_over_curve, units_before_drop
-from greedy_gnorm.pruning.frames import frame_of
 from greedy_gnorm.pruning.methods import JOINTS, RANDOMS
-from greedy_gnorm.pruning.run import measure_of, sites_of
+from greedy_gnorm.pruning.run import measure_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import RUN_FILE, Journal, read_header
 from greedy_gnorm.shown import Shown
 from greedy_gnorm.units import Measure, Step, Vector, removed_by
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 EXPERIMENT_FILE = "experiment.json"
 SHARES = (0.25, 0.50, 0.75, 0.81)
@@ -42,34 +38,22 @@ class Comparison(Shown):
     curves: dict[str, list[Walk]]
 
     def __repr__(self) -> str:
-        column, ranked = self._ranked()
-        about = f"at {column.name} of the multiplications" if self.joint else f"{column.name} over the curve"
-        start = self.measure.of(next(iter(self.curves.values()))[0][0])
-        title = f"Comparison of {len(ranked)} methods on {self.header['model']['name']}"
-        lines = [f"{title}: {self.measure.name}, {about} ({column.written(start)} unpruned)"]
-        for name, mean in ranked[:SHOWN]:
-            runs = len(self.curves[name])
-            lines.append(f"  {name:<20} {column.written(mean)}  ({runs} run{'s' * (runs != 1)})")
-        rest = len(ranked) - SHOWN
+        name, about = ("50%", "at 50% of the multiplications") if self.joint else ("mean", "mean over the curve")
+        column = next(each for each in self.columns if each.name == name)
+        means = sorted(column.means(self.curves).items(), key=lambda item: -self.measure.worth(item[1]))
+        start = column.written(self.measure.of(next(iter(self.curves.values()))[0][0]))
+        lines = [f"Comparison of {len(means)} methods on {self.header['model']['name']}"]
+        lines[0] += f": {self.measure.name}, {about} ({start} unpruned)"
+        for method, mean in means[:SHOWN]:
+            runs = len(self.curves[method])
+            lines.append(f"  {method:<20} {column.written(mean)}  ({runs} run{'s' * (runs != 1)})")
+        rest = len(means) - SHOWN
         return "\n".join(lines + [f"  and {rest} more"] * (rest > 0))
 
-    def _ranked(self) -> tuple[Column, list[tuple[str, float]]]:
-        """The column that sums a comparison up, and the means of the methods, the best first."""
-        shown, name = (joint_columns, "50%") if self.joint else (columns, "mean")
-        column = next(each for each in shown(self.measure) if each.name == name)
-        means = {
-            method: float(np.mean([column.value(walk) for walk in walks])) for method, walks in self.curves.items()
-        }
-        return column, sorted(means.items(), key=lambda item: -self.measure.worth(item[1]))
-
-    def to_pandas(self) -> DataFrame:
-        """One row for each step of every run of every method: what `Run.to_pandas` shows of a run."""
-        from pandas import concat
-
-        sites = sites_of(self.header)
-        walks = {(name, run): walk for name, walks in self.curves.items() for run, walk in enumerate(walks)}
-        frames = {part: frame_of(walk, sites) for part, walk in walks.items()}
-        return concat(frames, names=["method", "run"]).reset_index(["method", "run"]).reset_index(drop=True)
+    @property
+    def columns(self) -> list[Column]:
+        """What the methods are compared by, in the order of the table."""
+        return (joint_columns if self.joint else columns)(self.measure)
 
     @property
     def measure(self) -> Measure:
@@ -100,6 +84,10 @@ class Column:
     value: Callable[[Walk], float]
     form: str = ".3f"
     best: Callable[[Sequence[float]], float] | None = max
+
+    def means(self, curves: Mapping[str, Sequence[Walk]]) -> dict[str, float]:
+        """The mean over the runs of each method."""
+        return {method: float(np.mean([self.value(walk) for walk in walks])) for method, walks in curves.items()}
 
     def written(self, value: float) -> str:
         """The number as text, without a negative zero."""
@@ -197,7 +185,7 @@ def knee_heads(walk: Walk, measure: Measure) -> int:
 
 def summary_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """The methods by quality along the curve."""
-    return _by_method(comparison, (joint_columns if comparison.joint else columns)(comparison.measure))
+    return _by_method(comparison, comparison.columns)
 
 
 def solutions_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
@@ -219,7 +207,7 @@ def _by_method(comparison: Comparison, shown: Sequence[Column]) -> tuple[list[st
     samples = sampled_means(curves, comparison.measure.name, rows, [column.value for column in shown])
     cells = {method: [method, str(len(walks))] for method, walks in curves.items()}
     for place, column in enumerate(shown):
-        means = {method: float(np.mean([column.value(walk) for walk in walks])) for method, walks in curves.items()}
+        means = column.means(curves)
         drawn = None if samples is None else {method: samples[method][:, place] for method in curves}
         marks = _marks(column, means, drawn)
         for method, mean in means.items():

@@ -6,7 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import weights_fingerprint
@@ -15,15 +15,11 @@ from greedy_gnorm.model.sizes import Counts, module_counts
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes.evaluation import AGREEMENT
 from greedy_gnorm.pruning.choices import Choice, find_step
-from greedy_gnorm.pruning.frames import frame_of
 from greedy_gnorm.pruning.loop import Plan, prune_steps
 from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.shown import Shown
 from greedy_gnorm.tasks.task import TASKS
 from greedy_gnorm.units import KINDS, UNIT_WORDS, Latency, Measure, SiteInfo, Step, Unit, by_site, removed_by
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 OnStep = Callable[[Step, int, int], None]
 """Called with each new step, the progress so far and its end: units removed, or rounds where a budget is reached."""
@@ -115,10 +111,6 @@ class Run(Shown):
             yield "speed", f"{largest.speed_up:.2f} times as fast (measured, {largest.batch} x {largest.tokens} tokens)"
         if self.offered:
             yield "choices", ", ".join(choice.name for choice in self.offered)
-
-    def to_pandas(self) -> DataFrame:
-        """One row for each step: the units removed so far, every measure, the cost and the seconds."""
-        return frame_of(self.steps, sites_of(self.header))
 
     def choices(self) -> list[Choice]:
         """The steps that a user may prefer: free of loss, at some losses, the knee or the fastest."""

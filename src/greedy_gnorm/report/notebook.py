@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from greedy_gnorm.comparison.analysis import Comparison, summary_table
+from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.pruning.curves import curve
 from greedy_gnorm.pruning.run import Run
 from greedy_gnorm.report import comparison_figures, figures
@@ -26,6 +26,7 @@ from greedy_gnorm.units import ATTENTION, Scores, Vector, layer_names
 
 MOST_COLUMNS = 64
 """Scores of layers with more units than this are summed up, not drawn one by one."""
+MEANS = "Means over runs. The tables and the page of the comparison have intervals, and mark what is clearly the best."
 
 
 @singledispatch
@@ -78,7 +79,7 @@ def _(comparison: Comparison) -> str:
     part = axis_title(cost_part(walk for walks in comparison.curves.values() for walk in walks))
     title = part if comparison.joint else "Heads removed"
     chart = line_chart(lines, title, measure_title(measure), falling=comparison.joint)
-    return _block(_text(repr(comparison).splitlines()[0]), _row(chart), _table(*summary_table(comparison)))
+    return _block(_text(repr(comparison).splitlines()[0]), _row(chart), _table(*_means(comparison)), _text(MEANS))
 
 
 @html_of.register
@@ -88,6 +89,17 @@ def _(scores: Scores) -> str:
         columns = ["layer", "units", "lowest", "median", "highest"]
         return _block(_text(repr(scores)), _table(columns, list(map(_summary, names, scores.vectors))))
     return _block(_text(repr(scores)), _row(cells(_colours(scores), names, "Scores: bright is high")))
+
+
+def _means(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Columns and cells of the means by method, which are there at once; intervals take a bootstrap."""
+    shown, curves = comparison.columns, comparison.curves
+    means = [column.means(curves) for column in shown]
+    cells = [
+        [method, str(len(walks)), *(column.written(each[method]) for column, each in zip(shown, means, strict=True))]
+        for method, walks in curves.items()
+    ]
+    return ["method", "runs", *(column.name for column in shown)], cells
 
 
 def _summary(name: str, vector: Vector) -> list[str]:
