@@ -17,6 +17,7 @@ from greedy_gnorm.pruning.methods import HEADS_ONLY
 from greedy_gnorm.pruning.run import Run
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.report.picture import Figure as Picture
+from greedy_gnorm.report.svg import BLUE, Line, line_chart
 from greedy_gnorm.units import ATTENTION, FFN, Latency, Scores, SiteInfo, Unit, removed_by
 
 
@@ -147,6 +148,13 @@ def test_the_drawing_of_a_run_has_its_curve_mask_and_choices(heads, joint):
         assert f">{choice.name}</td>" in text
     assert "run.at(" in text
     assert f"Neurons: {6 * 1536 - sum(unit.site % 2 for unit in joint.removed):,} of 9,216 kept" in text
+
+
+def test_lines_have_the_style_of_figures():
+    points = [(0.0, 1.0), (1.0, 0.5)]
+    text = line_chart([Line("a", points, BLUE, "--"), Line("b", points, "#000000", (0, (8, 3)))], "Heads", "Accuracy")
+    looks = re.findall(r'<polyline .*?stroke="(.*?)".*?stroke-dasharray="(.*?)"', text)
+    assert looks == [(BLUE, "6 3"), ("currentColor", "8 3")], "black would not be seen on dark"
 
 
 def test_names_are_escaped(tmp_path):

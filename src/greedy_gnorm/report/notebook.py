@@ -128,7 +128,7 @@ def _run_curve(run: Run) -> str:
     part, compressed = cost_part([run.steps]), is_compression(run.header)
     points = work_curve(run.steps, run.measure, part) if compressed else curve(run.steps, run.measure)
     title = axis_title(part) if compressed else "Heads removed"
-    line = Line(run.method, points, BLUE, "-")
+    line = Line(run.method, points, BLUE)
     return line_chart([line], title, measure_title(run.measure), mark=run.solution.step, falling=compressed)
 
 

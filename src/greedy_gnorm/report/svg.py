@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
 BLUE, ORANGE = "#2f86c8", "#d9622b"
 FAINT = 'fill="currentColor" fill-opacity=".15"'
-DASHES = {"-": "", "--": "6 3", ":": "2 3", "-.": "7 3 2 3"}
+DASHES = {"-": "none", "--": "6 3", ":": "2 3", "-.": "7 3 2 3"}
 """Dashes by the name of a line style in matplotlib."""
 LEAST_HEIGHT = 0.05
 """The least height of a chart, relative to its values: differences of rounding should not look like a cliff."""
@@ -19,12 +20,17 @@ TEXT = 'fill="currentColor" font-size="11" font-family="sans-serif"'
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart: its name, points, colour, and style as matplotlib names it."""
+    """A line of a chart: its name, points and colour, and its style as matplotlib writes it."""
 
     name: str
     points: Sequence[tuple[float, float]]
     colour: str
-    style: str
+    style: Any = "-"
+
+    @property
+    def dashes(self) -> str:
+        """The style as SVG writes it."""
+        return " ".join(map(str, self.style[1])) if isinstance(self.style, tuple) else DASHES[self.style]
 
 
 def line_chart(lines: Sequence[Line], across: str, up: str, *, mark: int | None = None, falling: bool = False) -> str:
@@ -59,7 +65,7 @@ def line_chart(lines: Sequence[Line], across: str, up: str, *, mark: int | None 
     parts.append(f'<path d="M{left} {level:.1f}h{width}" {dashes}><title>unpruned</title></path>')
     for number, line in enumerate(lines):
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in map(place, line.points))
-        look = f'stroke="{_seen(line.colour)}" stroke-width="2" stroke-dasharray="{DASHES[line.style]}"'
+        look = f'stroke="{_seen(line.colour)}" stroke-width="2" stroke-dasharray="{line.dashes}"'
         parts.append(f'<polyline points="{path}" fill="none" {look}/>')
         if len(lines) > 1:
             level = top + 6 + 16 * number
