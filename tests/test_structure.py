@@ -47,6 +47,13 @@ def test_imports_go_one_way():
     assert seen == set(ORDER)
 
 
+def test_only_results_that_are_shown_reach_up():
+    """By name, which the test above can't see: public names, results that `report` draws, and others' packages."""
+    users = {path.stem for path in PACKAGE.rglob("*.py") if "import_module" in path.read_text(encoding="utf-8")}
+    assert users == {"__init__", "shown", "trackers"}
+    assert 'import_module(f"greedy_gnorm.report.{module}")' in (PACKAGE / "shown.py").read_text(encoding="utf-8")
+
+
 def test_there_is_no_circle_inside_a_folder():
     graph = {}
     for folder in FOLDERS:
