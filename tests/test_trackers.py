@@ -44,6 +44,23 @@ def test_tensorboard_has_every_step_of_a_run(tmp_path):
     assert [(event.step, event.value) for event in events.Scalars("units_removed")] == [(1, 1), (2, 2), (3, 3)]
 
 
+def test_a_run_that_is_resumed_counts_the_units_that_went_before(tmp_path):
+    logged = []
+
+    def log(step, done, limit):
+        logged.append((step.step, trackers.numbers_of(step).get("units_removed")))
+        if len(logged) == 2:
+            raise KeyboardInterrupt
+
+    options = {"samples": 9, "eval_samples": 15, "stop": "heads=3", "out": tmp_path / "run", "latency": False}
+    model = tiny_model("bert", num_hidden_layers=2, **LABEL_NAMES)
+    with pytest.raises(KeyboardInterrupt):
+        gg.prune(model, tiny_rows(60), tokenizer=tiny_tokenizer(), on_step=log, **options)
+    run = gg.prune(model, tiny_rows(60), tokenizer=tiny_tokenizer(), on_step=log, resume=True, **options)
+    assert logged == [(0, None), (1, 1), (2, 2), (3, 3)]
+    assert {step.scores.sites[1].name for step in run.steps[1:]} == {run.header["model"]["sites"][1]["name"]}
+
+
 @pytest.mark.parametrize(("name", "function"), [("mlflow", "log_metrics"), ("wandb", "log")])
 def test_other_trackers_are_called(name, function, monkeypatch):
     calls = []
