@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from greedy_gnorm.cli.interrupts import Interrupts
+from greedy_gnorm.cli.measure import bench, evaluate
 from greedy_gnorm.cli.options import (
     Config,
     Data,
@@ -269,6 +270,10 @@ def export(
     commands.export(folder, options, quiet=quiet, as_json=as_json)
 
 
+app.command("eval")(evaluate)
+app.command()(bench)
+
+
 @app.command()
 def methods(as_json: Json = False) -> None:
     """List methods, scores, objectives and stopping rules."""
@@ -280,7 +285,7 @@ def methods(as_json: Json = False) -> None:
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="The folder to write to. Default: runs/demo.")] = None,
-    stop: Annotated[list[str], typer.Option(help=f"When to stop: {forms()}.")] = ["knee"],  # noqa: B006
+    stop: Annotated[list[str], typer.Option(help=f"When to stop: {forms()}.")] = ["drop=0.01"],  # noqa: B006
     seed: Annotated[int, typer.Option(help="Seed of the training and of the samples.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
     quiet: Quiet = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ DROPS = (0.01, 0.05)
 FLOAT32 = 4
 SHOWN = 7
 """How many methods the short form of a comparison names."""
+
+Table = tuple[list[str], list[list[str]]]
+"""Names of columns, and cells as text. Those of a comparison take seconds, for their intervals."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,6 +73,16 @@ class Comparison(Shown):
     def heads(self) -> int:
         """Heads that a walk removes."""
         return len(removed_by(next(iter(self.curves.values()))[0]))
+
+    @cached_property
+    def summary(self) -> Table:
+        """The methods by quality along the curve."""
+        return _by_method(self, self.columns)
+
+    @cached_property
+    def solutions(self) -> Table:
+        """The paper's table of solutions: the methods at the knees of their curves."""
+        return _by_method(self, solution_columns(self.measure))
 
 
 def solution(walk: Walk, measure: Measure) -> Step:
@@ -183,16 +197,6 @@ def knee_heads(walk: Walk, measure: Measure) -> int:
     return len(removed_by(walk[: solution(walk, measure).step + 1]))
 
 
-def summary_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """The methods by quality along the curve."""
-    return _by_method(comparison, comparison.columns)
-
-
-def solutions_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """The paper's table of solutions: the methods at the knees of their curves."""
-    return _by_method(comparison, solution_columns(comparison.measure))
-
-
 BEST, TIED = "*", "="
 """The marks of a table: clearly the best of its column, or not clearly worse than the best."""
 LEGEND = (
@@ -201,7 +205,7 @@ LEGEND = (
 )
 
 
-def _by_method(comparison: Comparison, shown: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
+def _by_method(comparison: Comparison, shown: Sequence[Column]) -> Table:
     """Header and text cells: the mean over runs with its 95 % interval, and a mark for the best of each column."""
     curves, rows = comparison.curves, comparison.header["data"]["evaluation"]["rows"]
     samples = sampled_means(curves, comparison.measure.name, rows, [column.value for column in shown])

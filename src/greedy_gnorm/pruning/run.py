@@ -72,7 +72,8 @@ def at_step(
 class Run(Shown):
     """A finished run: all steps, the chosen one, and the model pruned to it.
 
-    `test` is the quality on rows that no decision was made on, `offered` the steps that a user may prefer.
+    `test` is the quality on rows that no decision was made on, `offered` the steps that a user may prefer,
+    `predictions` what both models predict on the test rows, where a row has one class.
     """
 
     steps: list[Step]
@@ -85,6 +86,7 @@ class Run(Shown):
     recovery: Recovery | None = None
     test: Mapping[str, Any] | None = None
     offered: Sequence[Choice] = ()
+    predictions: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         title = f"Run of {self.method} on {self.header['model']['name']}"
