@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.figure import Figure
 
 from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.pruning.curves import curve
 from greedy_gnorm.pruning.run import Run
 from greedy_gnorm.report import comparison_figures, figures
 from greedy_gnorm.report.compression import axis_title, cost_part, is_compression, kept_units, work_curve
+from greedy_gnorm.report.picture import Figure
 from greedy_gnorm.report.svg import BLUE, Line, bars, cells, line_chart
 from greedy_gnorm.report.tables import choices_table, measure_title, take_name
 from greedy_gnorm.units import ATTENTION, Scores, Vector, layer_names
