@@ -14,8 +14,8 @@ PACKAGE = Path(greedy_gnorm.__file__).parent
 TESTS = Path(__file__).parent
 
 ORDER = [
-    "errors", "registry", "settings", "units", "model", "data", "tasks", "passes", "scores", "recovery", "pruning",
-    "records", "comparison", "report", "deployment", "runs", "api", "demo", "cli",
+    "errors", "registry", "settings", "shown", "units", "model", "data", "tasks", "passes", "scores", "recovery",
+    "pruning", "records", "comparison", "report", "deployment", "runs", "progress", "trackers", "api", "demo", "cli",
 ]  # fmt: skip
 """A folder or file may import itself and what stands before it, never what stands behind."""
 FOLDERS = [name for name in ORDER if (PACKAGE / name).is_dir()]
@@ -47,6 +47,13 @@ def test_imports_go_one_way():
     assert seen == set(ORDER)
 
 
+def test_only_results_that_are_shown_reach_up():
+    """By name, which the test above can't see: public names, results that `report` draws, and others' packages."""
+    users = {path.stem for path in PACKAGE.rglob("*.py") if "import_module" in path.read_text(encoding="utf-8")}
+    assert users == {"__init__", "shown", "trackers"}
+    assert 'import_module(f"greedy_gnorm.report.{module}")' in (PACKAGE / "shown.py").read_text(encoding="utf-8")
+
+
 def test_there_is_no_circle_inside_a_folder():
     graph = {}
     for folder in FOLDERS:
@@ -73,7 +80,7 @@ def test_tests_lie_in_the_same_folders():
 
 
 def test_the_nouns_need_no_torch():
-    for name in ("errors", "registry", "settings", "units"):
+    for name in ("errors", "registry", "settings", "shown", "units"):
         assert "torch" not in set(imported_libraries(PACKAGE / f"{name}.py"))
 
 

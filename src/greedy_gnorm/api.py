@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import with_drawn_labels
 from greedy_gnorm.passes.gradients import gradient_change
 from greedy_gnorm.passes.processes import is_first, shard
+from greedy_gnorm.progress import followed
 from greedy_gnorm.pruning.choices import find_step
 from greedy_gnorm.pruning.methods import GREEDY, JOINT, JOINTS, METHODS
 from greedy_gnorm.pruning.prepare import (
@@ -145,7 +147,8 @@ def prune(
     eval_data: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
-    on_step: OnStep | None = None,
+    on_step: OnStep | Sequence[OnStep] | None = None,
+    progress: bool | None = None,
     format: str = FORMATS[0],
     latency: bool = True,
     push_to_hub: str | None = None,
@@ -193,16 +196,18 @@ def prune(
         out: The folder to write the run to: journal, model, report, figures and tables. Default: nothing is written.
         resume: Continue the run in `out`.
         on_step: Called with each new step, the number of heads removed so far and the number that may be removed in
-            all.
+            all; or a list of such callbacks.
+        progress: Show a progress bar. Default: in notebooks only.
         format: The saved model: "pruned" is smaller; "dense" keeps the original shapes, with zeros.
         latency: Measure the speed before and after, if `out` is given.
         push_to_hub: Upload the pruned model to the hub under this name; requires `out`.
     """
     given = _settings(locals(), PRUNING)
-    return perform(
-        "prune", given, model, tokenizer, data, eval_data, out=out, resume=resume, on_step=on_step, format=format,
-        measure_speed=latency, push_to_hub=push_to_hub,
-    )  # fmt: skip
+    with followed(on_step, progress, "Pruning") as report:
+        return perform(
+            "prune", given, model, tokenizer, data, eval_data, out=out, resume=resume, on_step=report, format=format,
+            measure_speed=latency, push_to_hub=push_to_hub,
+        )  # fmt: skip
 
 
 def compress(
@@ -247,7 +252,8 @@ def compress(
     eval_data: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
-    on_step: OnStep | None = None,
+    on_step: OnStep | Sequence[OnStep] | None = None,
+    progress: bool | None = None,
     format: str = FORMATS[0],
     measure_speed: bool = True,
     push_to_hub: str | None = None,
@@ -303,7 +309,8 @@ def compress(
         eval_data: Rows to test on, given like `data`. Default: the test rows of `data`.
         out: The folder to write the run to: journal, model, report, figures and tables. Default: nothing is written.
         resume: Continue the run in `out`.
-        on_step: Called with each new step, its round and the number of rounds.
+        on_step: Called with each new step, its round and the number of rounds; or a list of such callbacks.
+        progress: Show a progress bar. Default: in notebooks only.
         format: The saved model: "pruned" is smaller; "dense" keeps the original shapes, with zeros.
         measure_speed: Measure the speed of the result and of the choices, if `out` is given.
         push_to_hub: Upload the pruned model to the hub under this name; requires `out`.
@@ -311,10 +318,11 @@ def compress(
     given = _settings(locals(), COMPRESSING)
     if not METHODS[given.method].in_rounds:
         raise GnormError(f"gnorm compress takes the methods {', '.join(JOINTS)}; {given.method} is for gnorm prune.")
-    return perform(
-        "compress", given, model, tokenizer, data, eval_data, out=out, resume=resume, on_step=on_step, format=format,
-        measure_speed=measure_speed, push_to_hub=push_to_hub,
-    )  # fmt: skip
+    with followed(on_step, progress, "Compressing") as report:
+        return perform(
+            "compress", given, model, tokenizer, data, eval_data, out=out, resume=resume, on_step=report, format=format,
+            measure_speed=measure_speed, push_to_hub=push_to_hub,
+        )  # fmt: skip
 
 
 def _settings(keywords: Mapping[str, Any], names: Sequence[str]) -> Settings:
@@ -401,7 +409,8 @@ def compare(
     rounds: int = 20,
     eval_data: Any = None,
     resume: bool = False,
-    on_step: OnPartStep | None = None,
+    on_step: OnPartStep | Sequence[OnPartStep] | None = None,
+    progress: bool | None = None,
 ) -> Comparison:
     """Prune with several methods until no head is left, several times each, and write tables and figures.
 
@@ -441,14 +450,17 @@ def compare(
         eval_data: Rows to evaluate on, given like `data`. Default: rows of `data` that are not used for scoring.
         resume: Continue the comparison in `out`.
         on_step: Called with the walk (method and run), its new step, the number of heads removed so far and the number
-            that may be removed in all.
+            that may be removed in all; or a list of such callbacks.
+        progress: Show a progress bar. Default: in notebooks only.
     """
     given = _settings({**locals(), "stop": "all"}, (*COMPARING, "stop"))
-    experiment = run_experiment(
-        model, tokenizer, data, out=Path(out), methods=methods, runs=runs, trajectories=trajectories,
-        eval_data=eval_data, resume=resume, on_step=on_step, given=given,
-    )  # fmt: skip
-    with experiment as walked:
+    with ExitStack() as stack:
+        report = stack.enter_context(followed(on_step, progress, "Comparing"))
+        experiment = run_experiment(
+            model, tokenizer, data, out=Path(out), methods=methods, runs=runs, trajectories=trajectories,
+            eval_data=eval_data, resume=resume, on_step=report, given=given,
+        )  # fmt: skip
+        walked = stack.enter_context(experiment)
         comparison = walked.comparison
         if is_first():
             changes = None

@@ -31,7 +31,7 @@ from greedy_gnorm.pruning.prepare import (
     recovery_for,
     resolve_method,
 )
-from greedy_gnorm.pruning.run import OnStep, Run, at_step, measure_of, units_of, walk
+from greedy_gnorm.pruning.run import OnStep, Run, at_step, measure_of, sites_of, units_of, walk
 from greedy_gnorm.records.header import check_processes_agree, run_header, sources_of
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
 from greedy_gnorm.recovery.least_squares import Recovery
@@ -75,7 +75,7 @@ def perform(
                 journal = stack.enter_context(open_journal(Path(out), header, resume=resume))
             return [] if journal is None else [step.to_json() for step in journal.steps]
 
-        history = [Step.from_json(line) for line in broadcast(begin)]
+        history = [Step.from_json(line, sites_of(header)) for line in broadcast(begin)]
         record = None if journal is None else journal.append
         evaluation = prepared.rows[EVALUATION][1]
 

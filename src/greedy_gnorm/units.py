@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from greedy_gnorm.shown import Shown
+
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
@@ -21,6 +23,8 @@ UNIT_WORDS = {ATTENTION: "head", FFN: "neuron"}
 """The name of a unit, by the kind of its site."""
 KINDS = {"heads": (ATTENTION,), "ffn": (FFN,), "both": (ATTENTION, FFN)}
 """What `--units` selects: the kinds of sites."""
+ENDS = 4
+"""How many units are named where there may be thousands."""
 
 
 class Unit(NamedTuple):
@@ -68,6 +72,13 @@ def layer_names(sites: Sequence[SiteInfo]) -> list[str]:
     return [f"{label}·{_initial(site)}" for label, site in zip(labels, sites, strict=True)]
 
 
+def counted_units(sites: Sequence[SiteInfo], units: Iterable[Unit]) -> str:
+    """`4 heads, 1,210 neurons`."""
+    counts = Counter(sites[unit.site].kind for unit in units)
+    counted = ((counts[kind], word) for kind, word in UNIT_WORDS.items() if counts[kind])
+    return ", ".join(f"{count:,} {word}{'s' * (count != 1)}" for count, word in counted) or "no units"
+
+
 def _layer_labels(sites: Sequence[SiteInfo]) -> list[str]:
     """The number of each site's layer, with a letter where the layer has several sites of its kind."""
     groups = [(site.layer, site.kind) for site in sites]
@@ -83,17 +94,32 @@ def _initial(site: SiteInfo) -> str:
     return UNIT_WORDS[site.kind][0].upper()
 
 
-@dataclass(frozen=True)
-class Scores:
+@dataclass(frozen=True, repr=False)
+class Scores(Shown):
     """A score for each unit: one vector per site, NaN for removed units. Sites may differ in their number of units.
 
     Units are ordered by `logs` if it is given: a product of small norms can underflow, its logarithm can't.
-    `parts` are the numbers that make up the score, such as the norms of the Q, K and V gradients.
+    `parts` are the numbers that make up the score, such as the norms of the Q, K and V gradients. `sites` give units
+    their names; without them every vector stands for the heads of a layer.
     """
 
     vectors: Sequence[Vector]
     logs: Sequence[Vector] | None = None
     parts: Mapping[str, Sequence[Vector]] = field(default_factory=dict)
+    sites: Sequence[SiteInfo] = ()
+
+    def __post_init__(self) -> None:
+        if not self.sites:
+            sizes = enumerate(map(len, self.vectors))
+            object.__setattr__(self, "sites", [SiteInfo("", ATTENTION, layer, units) for layer, units in sizes])
+
+    def __repr__(self) -> str:
+        order, layers = self.order(), {site.layer for site in self.sites}
+        lines = [f"Scores of {counted_units(self.sites, order)} in {len(layers)} layers"]
+        for word, units in (("lowest", order[:ENDS]), ("highest", order[::-1][:ENDS])):
+            shown = (f"{unit_name(self.sites, unit)} {self.vectors[unit.site][unit.index]:.3g}" for unit in units)
+            lines.append(f"  {word:<8} {', '.join(shown)}")
+        return "\n".join(lines if order else lines[:1])
 
     @property
     def keys(self) -> Sequence[Vector]:
@@ -133,7 +159,7 @@ class Scores:
             return vectors
 
         logs = None if self.logs is None else mark(self.logs)
-        return Scores(mark(self.vectors), logs, {name: mark(part) for name, part in self.parts.items()})
+        return Scores(mark(self.vectors), logs, {name: mark(part) for name, part in self.parts.items()}, self.sites)
 
 
 def as_matrix(vectors: Sequence[Vector]) -> Matrix:
@@ -180,7 +206,7 @@ class Cost:
         return cls(**{name: content[name] for name in cls.__dataclass_fields__ if name in content})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Step:
     """One iteration of the loop: the scores, the units removed, and the quality and cost afterwards.
 
@@ -197,6 +223,18 @@ class Step:
     stop: str | None = None
     interval: tuple[float, float] | None = None
     right: str | None = None
+
+    def __repr__(self) -> str:
+        parts = [", ".join(f"{name} {value:.4g}" for name, value in self.quality.items())]
+        if self.scores is not None:
+            parts.append(f"removed {self._removed(self.scores.sites)}")
+        parts += [f"{self.parameters:,} parameters", f"{sum(self.seconds.values()):.1f} s"]
+        return f"Step {self.step}: {'; '.join(parts)}" + (f"; stopped: {self.stop}" if self.stop else "")
+
+    def _removed(self, sites: Sequence[SiteInfo]) -> str:
+        if len(self.removed) > ENDS:
+            return counted_units(sites, self.removed)
+        return ", ".join(unit_name(sites, unit) for unit in self.removed)
 
     @property
     def parameters(self) -> int:
@@ -228,12 +266,15 @@ class Step:
         return line
 
     @classmethod
-    def from_json(cls, line: Mapping[str, Any]) -> Step:
-        """Read what `to_json` wrote; raises KeyError, TypeError or ValueError for anything else."""
+    def from_json(cls, line: Mapping[str, Any], sites: Sequence[SiteInfo] = ()) -> Step:
+        """Read what `to_json` wrote; raises KeyError, TypeError or ValueError for anything else.
+
+        `sites` are those of the run's header, which a line does not repeat.
+        """
         scores = None
         if line["scores"] is not None:
             logs = vectors_from_json(line["log_scores"]) if "log_scores" in line else None
-            scores = Scores(vectors_from_json(line["scores"]), logs)
+            scores = Scores(vectors_from_json(line["scores"]), logs, sites=sites)
         return cls(
             step=int(line["step"]),
             removed=tuple(Unit(int(site), int(index)) for site, index in line["removed"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,23 +20,44 @@ from greedy_gnorm.pruning.methods import JOINTS, RANDOMS
 from greedy_gnorm.pruning.run import measure_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import RUN_FILE, Journal, read_header
+from greedy_gnorm.shown import Shown
 from greedy_gnorm.units import Measure, Step, Vector, removed_by
 
 EXPERIMENT_FILE = "experiment.json"
 SHARES = (0.25, 0.50, 0.75, 0.81)
 DROPS = (0.01, 0.05)
 FLOAT32 = 4
+SHOWN = 7
+"""How many methods the short form of a comparison names."""
 
 Table = tuple[list[str], list[list[str]]]
 """Names of columns, and cells as text. Those of a comparison take seconds, for their intervals."""
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
     """Every walk of every method, and the header that they share."""
 
     header: dict[str, Any]
     curves: dict[str, list[Walk]]
+
+    def __repr__(self) -> str:
+        name, about = ("50%", "at 50% of the multiplications") if self.joint else ("mean", "mean over the curve")
+        column = next(each for each in self.columns if each.name == name)
+        means = sorted(column.means(self.curves).items(), key=lambda item: -self.measure.worth(item[1]))
+        start = column.written(self.measure.of(next(iter(self.curves.values()))[0][0]))
+        lines = [f"Comparison of {len(means)} methods on {self.header['model']['name']}"]
+        lines[0] += f": {self.measure.name}, {about} ({start} unpruned)"
+        for method, mean in means[:SHOWN]:
+            runs = len(self.curves[method])
+            lines.append(f"  {method:<20} {column.written(mean)}  ({runs} run{'s' * (runs != 1)})")
+        rest = len(means) - SHOWN
+        return "\n".join(lines + [f"  and {rest} more"] * (rest > 0))
+
+    @property
+    def columns(self) -> list[Column]:
+        """What the methods are compared by, in the order of the table."""
+        return (joint_columns if self.joint else columns)(self.measure)
 
     @property
     def measure(self) -> Measure:
@@ -56,7 +77,7 @@ class Comparison:
     @cached_property
     def summary(self) -> Table:
         """The methods by quality along the curve."""
-        return _by_method(self, (joint_columns if self.joint else columns)(self.measure))
+        return _by_method(self, self.columns)
 
     @cached_property
     def solutions(self) -> Table:
@@ -77,6 +98,10 @@ class Column:
     value: Callable[[Walk], float]
     form: str = ".3f"
     best: Callable[[Sequence[float]], float] | None = max
+
+    def means(self, curves: Mapping[str, Sequence[Walk]]) -> dict[str, float]:
+        """The mean over the runs of each method."""
+        return {method: float(np.mean([self.value(walk) for walk in walks])) for method, walks in curves.items()}
 
     def written(self, value: float) -> str:
         """The number as text, without a negative zero."""
@@ -186,7 +211,7 @@ def _by_method(comparison: Comparison, shown: Sequence[Column]) -> Table:
     samples = sampled_means(curves, comparison.measure.name, rows, [column.value for column in shown])
     cells = {method: [method, str(len(walks))] for method, walks in curves.items()}
     for place, column in enumerate(shown):
-        means = {method: float(np.mean([column.value(walk) for walk in walks])) for method, walks in curves.items()}
+        means = column.means(curves)
         drawn = None if samples is None else {method: samples[method][:, place] for method in curves}
         marks = _marks(column, means, drawn)
         for method, mean in means.items():

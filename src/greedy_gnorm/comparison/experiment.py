@@ -160,7 +160,7 @@ def _walk_parts(
     found = {}
     for method, run, header, lines in (each for walked in gather(walks) for each in walked):
         part = Part(method, run)
-        found[part] = [Step.from_json(line) for line in lines]
+        found[part] = [Step.from_json(line, bench.sites.infos) for line in lines]
         if is_first() and part not in journals:
             _write_journal(folder, part, header, found[part])
     return found

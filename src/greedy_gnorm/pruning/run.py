@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from greedy_gnorm.passes.evaluation import AGREEMENT
 from greedy_gnorm.pruning.choices import Choice, find_step
 from greedy_gnorm.pruning.loop import Plan, prune_steps
 from greedy_gnorm.recovery.least_squares import Recovery
+from greedy_gnorm.shown import Shown
 from greedy_gnorm.tasks.task import TASKS
 from greedy_gnorm.units import KINDS, UNIT_WORDS, Latency, Measure, SiteInfo, Step, Unit, by_site, removed_by
 
@@ -67,8 +68,8 @@ def at_step(
     return pruned.eval()
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(Shown):
     """A finished run: all steps, the chosen one, and the model pruned to it.
 
     `test` is the quality on rows that no decision was made on, `offered` the steps that a user may prefer,
@@ -86,6 +87,32 @@ class Run:
     test: Mapping[str, Any] | None = None
     offered: Sequence[Choice] = ()
     predictions: Mapping[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        title = f"Run of {self.method} on {self.header['model']['name']}"
+        return "\n".join([title, *(f"  {name:<8}  {text}" for name, text in self._facts())])
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        """What the run came to: a name and a line of text for each fact that is known."""
+        first, chosen, name = self.steps[0], self.solution, self.measure.name
+        yield "solution", f"step {chosen.step} of {len(self.steps) - 1} ({self.reason})"
+        counts = unit_counts(self.header, self.removed).items()
+        yield "removed", ", ".join(f"{count['removed']:,} of {count['total']:,} {words}" for words, count in counts)
+        size = f"{first.parameters:,} -> {chosen.parameters:,} parameters"
+        if first.cost.multiplications and chosen.cost.multiplications:
+            size += f", {chosen.cost.multiplications / first.cost.multiplications:.1%} of the multiplications"
+        yield "size", size
+        rows = self.header["data"]["evaluation"]["rows"]
+        yield "quality", f"{_change(name, self.measure.of(first), self.measure.of(chosen))} on {rows:,} choosing rows"
+        if self.test is not None:
+            interval = self.test["intervals"].get(name)
+            within = f", 95 % interval {interval['change'][0]:+.4f} to {interval['change'][1]:+.4f}" if interval else ""
+            yield "test", f"{_change(name, *self.test['quality'][name])} on {self.test['rows']:,} test rows{within}"
+        if self.latencies:
+            largest = max(self.latencies, key=lambda latency: latency.batch * latency.tokens)
+            yield "speed", f"{largest.speed_up:.2f} times as fast (measured, {largest.batch} x {largest.tokens} tokens)"
+        if self.offered:
+            yield "choices", ", ".join(choice.name for choice in self.offered)
 
     def choices(self) -> list[Choice]:
         """The steps that a user may prefer: free of loss, at some losses, the knee or the fastest."""
@@ -107,6 +134,11 @@ class Run:
     def measure(self) -> Measure:
         """The measure that the rules and the curve use."""
         return measure_of(self.header)
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return str(self.header["config"]["method"])
 
     @property
     def reason(self) -> str:
@@ -147,6 +179,10 @@ class Run:
         if self.offered:
             found["choices"] = [choice.to_json() for choice in self.offered]
         return found
+
+
+def _change(name: str, before: float, after: float) -> str:
+    return f"{name} {before:.4f} -> {after:.4f} ({after - before:+.4f})"
 
 
 def measure_of(header: Mapping[str, Any]) -> Measure:

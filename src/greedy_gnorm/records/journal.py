@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from greedy_gnorm.errors import GnormError, RunFolderError
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.files import RESUME, is_leftover, locked, write_json, writing_to
-from greedy_gnorm.units import Step
+from greedy_gnorm.units import SiteInfo, Step
 
 RUN_FILE = "run.json"
 JOURNAL_FILE = "journal.jsonl"
@@ -72,8 +72,9 @@ class Journal:
             raise RunFolderError(f"{folder} holds no readable run: {error}.") from error
         whole, newline, _ = content.rpartition(b"\n")
         steps, seal = [], ""
+        sites = [SiteInfo.from_json(site) for site in header["model"]["sites"]]
         for number, line in enumerate(whole.split(b"\n") if newline else []):
-            step, seal = _step(folder / JOURNAL_FILE, number, line, seal)
+            step, seal = _step(folder / JOURNAL_FILE, number, line, seal, sites)
             steps.append(step)
         fault = schema.steps_fault(header, steps)
         if fault is not None:
@@ -130,7 +131,7 @@ def _is_unstarted(path: Path) -> bool:
     return is_leftover(path) or (path.name == JOURNAL_FILE and path.is_file() and path.stat().st_size == 0)
 
 
-def _step(path: Path, number: int, line: bytes, before: str) -> tuple[Step, str]:
+def _step(path: Path, number: int, line: bytes, before: str, sites: Sequence[SiteInfo]) -> tuple[Step, str]:
     """The step of a line, and the seal of the journal up to it."""
     try:
         content = json.loads(line)
@@ -144,7 +145,7 @@ def _step(path: Path, number: int, line: bytes, before: str) -> tuple[Step, str]
         fault = "it was changed after it was written: its seal does not match"
     if fault is not None:
         raise RunFolderError(f"Line {number + 1} of {path} is damaged ({fault}).")
-    return Step.from_json(content), seal
+    return Step.from_json(content, sites), seal
 
 
 def _seal(before: str, line: Mapping[str, Any]) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matplotlib.figure import Figure
-
 from greedy_gnorm.report.looks import ACCENT, COLOURS, LIGHT, MUTED
+from greedy_gnorm.report.picture import Figure
 from greedy_gnorm.report.tables import LATENCY_COLUMNS, as_csv, as_markdown, latency_cells
 from greedy_gnorm.units import Latency
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -21,6 +20,7 @@ from greedy_gnorm.report.compression import aligned, axis_title, cost_part, work
 from greedy_gnorm.report.figures import DPI, draw_mask, heat_map, mask_cells, mask_rows, save
 from greedy_gnorm.report.looks import ACCENT, DARK, FLAGSHIPS, LIGHT, MUTED, colour_of, looks
 from greedy_gnorm.report.names import about
+from greedy_gnorm.report.picture import Figure
 from greedy_gnorm.report.tables import measure_title
 from greedy_gnorm.units import Matrix, SiteInfo, Unit, layer_names, removed_by, unit_name
 
@@ -186,6 +186,12 @@ def _values(comparison: Comparison, method: str) -> tuple[Any, Any]:
         return np.array(left), values
     heads = np.array([gone for gone, _ in curve(walks[0], measure)])
     return heads, np.array([[quality for _, quality in curve(walk, measure)] for walk in walks])
+
+
+def mean_curve(comparison: Comparison, method: str) -> tuple[Any, Any]:
+    """The line of a method: where its points are, and the mean of its runs there."""
+    across, values = _values(comparison, method)
+    return across, values.mean(0)
 
 
 def _part(comparison: Comparison) -> str:

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from greedy_gnorm.pruning.curves import curve as curve_points
 from greedy_gnorm.records.files import write_bytes
 from greedy_gnorm.report.compression import Kept, axis_title, cost_part, work_curve
 from greedy_gnorm.report.looks import ACCENT, DARK, LIGHT, MUTED
+from greedy_gnorm.report.picture import Figure
 from greedy_gnorm.report.tables import measure_title
-from greedy_gnorm.units import Matrix, Measure, Scores, SiteInfo, Step, Unit, as_matrix, layer_names
+from greedy_gnorm.units import UNIT_WORDS, Matrix, Measure, Scores, SiteInfo, Step, Unit, as_matrix, layer_names
 
 DPI = 150
 """The resolution of PNG files, in dots per inch."""
@@ -133,6 +134,26 @@ def heat_map(scores: Scores, title: str, sites: Sequence[SiteInfo]) -> Figure:
     figure.colorbar(picture, ax=axes, label="score" if scores.logs is None else "log10 of the score")
     label_matrix(axes, values.shape[1], layer_names(sites))
     axes.set_title(title)
+    return figure
+
+
+def ranked(scores: Scores) -> Figure:
+    """Scores in the order of their size, a line for each layer: a panel for heads and one for neurons."""
+    kinds = list(dict.fromkeys(site.kind for site in scores.sites))
+    figure = Figure(figsize=(1 + 5 * len(kinds), 4.2), layout="constrained")
+    colours = colormaps["cividis"](np.linspace(0, 0.9, 1 + max(site.layer for site in scores.sites)))
+    for place, kind in enumerate(kinds):
+        axes = figure.add_subplot(1, len(kinds), place + 1)
+        for site, vector in zip(scores.sites, scores.vectors, strict=True):
+            if site.kind == kind:
+                left = np.sort(vector[~np.isnan(vector)])[::-1]
+                axes.plot(np.arange(1, len(left) + 1), left, color=colours[site.layer], label=str(site.layer))
+        axes.set(xlabel=f"{UNIT_WORDS[kind].capitalize()}s, the highest score first", ylabel="Score")
+        if all(np.nanmin(vector, initial=np.inf) > 0 for vector in scores.vectors):
+            axes.set_yscale("log")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color=LIGHT)
+        axes.legend(frameon=False, title="Layer", fontsize=8, ncols=1 + len(scores.sites) // 12)
     return figure
 
 

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from greedy_gnorm.comparison.analysis import EXPERIMENT_FILE, Comparison, read_comparison
 from greedy_gnorm.errors import GnormError, RunFolderError
 from greedy_gnorm.model.checkpoint import save
@@ -22,6 +20,7 @@ from greedy_gnorm.report.card import model_card
 from greedy_gnorm.report.compression import head_places, is_compression, kept_units, scores_of_heads
 from greedy_gnorm.report.looks import FEWEST_POINTS, colour_of
 from greedy_gnorm.report.names import about
+from greedy_gnorm.report.picture import Figure
 from greedy_gnorm.report.tables import (
     LATENCY_COLUMNS,
     SizeTable,

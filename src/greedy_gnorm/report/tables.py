@@ -182,6 +182,12 @@ def _speed(choice: Choice) -> str:
 
 def take_option(choice: Choice) -> str:
     """The option of `gnorm prune --from-run` that takes a choice."""
+    name = take_name(choice)
+    return f"--at-step {name}" if isinstance(name, int) else f"--at {name}"
+
+
+def take_name(choice: Choice) -> int | str:
+    """What `Run.at` takes a choice by: its name if it is that of a rule, else its step."""
     if choice.name in LOSSES:
-        return f"--at {'free' if choice.name == 'free' else f'drop={LOSSES[choice.name]:g}'}"
-    return f"--at {choice.name}" if choice.name == KNEE else f"--at-step {choice.step}"
+        return "free" if choice.name == "free" else f"drop={LOSSES[choice.name]:g}"
+    return choice.name if choice.name == KNEE else choice.step

@@ -47,7 +47,7 @@ class Score:
                 raise GnormError(
                     f"The score {self.name} is not defined for {UNIT_WORDS[site.kind]}s; these are: {able}."
                 )
-        scores = self.function(sites, batches, objective, **self.options)
+        scores = replace(self.function(sites, batches, objective, **self.options), sites=sites.infos)
         for unit in sites.survivors():
             if np.isnan(scores.key(unit)):
                 raise NonFiniteScore(
