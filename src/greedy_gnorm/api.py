@@ -17,13 +17,12 @@ from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import with_drawn_labels
 from greedy_gnorm.passes.gradients import gradient_change
 from greedy_gnorm.passes.processes import is_first, shard
-from greedy_gnorm.pruning.methods import GREEDY, JOINT, JOINTS, METHODS
+from greedy_gnorm.pruning.methods import GREEDY, JOINT, check_joint, resolve_score
 from greedy_gnorm.pruning.prepare import (
     copy_sharing_weights,
     device_for,
     dtype_for,
     load_inputs,
-    objective_for,
     savings_for,
     working_copy,
 )
@@ -32,7 +31,6 @@ from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
 from greedy_gnorm.report.outcome import FORMATS, check_format, write_comparison, write_outcome
 from greedy_gnorm.runs import perform, recovery_of
-from greedy_gnorm.scores import score_with
 from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SCORING, Settings
 from greedy_gnorm.tasks.objectives import OBJECTIVES
 from greedy_gnorm.tasks.task import task_of
@@ -90,10 +88,7 @@ def score(
         units: What is scored: "heads" (the default), feed-forward neurons ("ffn") or "both".
     """
     given = _settings(locals(), SCORING)
-    function = score_with(score, given.score_options)
-    chosen = objective_for(function, given)
-    if chosen.needs_reference and function.objective is not None:
-        raise GnormError(f"{chosen.name} compares with the unpruned model, which is the one to score: it is zero.")
+    function, chosen = resolve_score(score, given)
     source = model
     model, tokenizer = load_inputs(model, tokenizer, given, given.units or "heads")
     needs_labels = function.asks_for_labels(chosen) and given.labels == "data"
@@ -299,8 +294,7 @@ def compress(
         push_to_hub: Upload the pruned model to the hub under this name; requires `out`.
     """
     given = _settings(locals(), COMPRESSING)
-    if not METHODS[given.method].in_rounds:
-        raise GnormError(f"gnorm compress takes the methods {', '.join(JOINTS)}; {given.method} is for gnorm prune.")
+    check_joint(given.method)
     return perform(
         "compress", given, model, tokenizer, data, eval_data, out=out, resume=resume, on_step=on_step, format=format,
         measure_speed=measure_speed, push_to_hub=push_to_hub,

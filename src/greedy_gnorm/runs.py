@@ -20,13 +20,13 @@ from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks
 from greedy_gnorm.passes.speed import SHAPES, possible
 from greedy_gnorm.pruning.choices import Choice, choose
 from greedy_gnorm.pruning.costs import Times
+from greedy_gnorm.pruning.methods import resolve_method
 from greedy_gnorm.pruning.prepare import (
     device_for,
     dtype_for,
     load_sets,
     prepare_run,
     recovery_for,
-    resolve_method,
 )
 from greedy_gnorm.pruning.run import OnStep, Run, at_step, measure_of, units_of, walk
 from greedy_gnorm.records.header import check_processes_agree, run_header, sources_of

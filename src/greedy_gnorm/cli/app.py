@@ -1,6 +1,7 @@
 """The command line: options and one thin call per command.
 
-The code of a command is imported when it runs, since torch and transformers take seconds: help is shown at once.
+The code of a command is imported when its arguments are checked, since torch and transformers take seconds: help and
+errors are shown at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Annotated, Any
 
 import typer
 
+from greedy_gnorm.cli import checks
 from greedy_gnorm.cli.interrupts import Interrupts
+from greedy_gnorm.cli.listing import show_methods
 from greedy_gnorm.cli.options import (
     Config,
     Data,
@@ -26,15 +29,17 @@ from greedy_gnorm.cli.options import (
     OptionalData,
     OptionalModel,
     OptionalOut,
-    Out,
     Quiet,
     Version,
     given_names,
     with_settings,
 )
+from greedy_gnorm.cli.progress import Progress
+from greedy_gnorm.cli.terminal import say
 from greedy_gnorm.errors import INTERRUPTED, GnormError, Interrupted, ShownElsewhere
 from greedy_gnorm.passes.peers import launched
-from greedy_gnorm.pruning.rules import check_names, forms
+from greedy_gnorm.phases import phase
+from greedy_gnorm.pruning.rules import check_rules, forms
 from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SCORING, Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -83,8 +88,6 @@ def prune(
     config: Config = None,
 ) -> None:
     """Prune a classifier: score, remove the least important head and score again, until a rule stops the run."""
-    from greedy_gnorm.cli import commands
-
     if (from_run is None) != (at_step is None):
         raise GnormError("Use --from-run and --at-step together: gnorm prune --from-run DIR --at-step N --out OUT.")
     if from_run is not None and at_step is not None:
@@ -93,14 +96,19 @@ def prune(
             options = ", ".join(f"--{name}" for name in sorted(others))
             raise GnormError(f"--from-run uses the settings of that run: remove {options}.")
         taking = {"model": model, "trust_remote_code": settings["trust_remote_code"], "latency": latency}
-        commands.take(from_run, at_step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json)
+        if _is_first():
+            checks.check_record(from_run)
+        _commands(quiet=quiet).take(
+            from_run, at_step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json
+        )
     elif model is None or data is None:
         raise GnormError(
             "Give a model and data, gnorm prune MODEL --data DATA --out OUT, or --from-run DIR --at-step N."
         )
     else:
+        _check("prune", model, data, eval_data, out, settings, resume=resume, quiet=quiet)
         settings |= {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
-        commands.perform(
+        _commands(quiet=quiet).perform(
             "prune",
             model,
             data,
@@ -139,10 +147,9 @@ def compress(
     Give targets (--macs, --speedup, --latency, --params, --size), or none for the smallest model that loses at most one
     point.
     """
-    from greedy_gnorm.cli import commands
-
+    _check("compress", model, data, eval_data, out, settings, resume=resume, quiet=quiet)
     settings |= {"format": form.value, "measure_speed": measure_speed, "push_to_hub": push_to_hub}
-    commands.perform(
+    _commands(quiet=quiet).perform(
         "compress",
         model,
         data,
@@ -168,9 +175,9 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write report.html, a page in one file, from the journal of a run; the run need not be finished."""
-    from greedy_gnorm.cli import commands
-
-    commands.report(folders, out, show=show)
+    if _is_first():
+        checks.check_exists(*folders)
+    _commands().report(folders, out, show=show)
 
 
 @app.command()
@@ -178,17 +185,19 @@ def report(
 def score(
     model: Model,
     data: Data,
-    out: Out,
     settings: dict[str, Any],
+    out: OptionalOut = None,
     name: Annotated[str, typer.Option("--score", help="The score; `gnorm methods` lists them.")] = "gnorm",
     quiet: Quiet = False,
     as_json: Json = False,
     config: Config = None,
 ) -> None:
     """Score every head once; write scores.json and a heat map."""
-    from greedy_gnorm.cli import commands
-
-    commands.score(model, data, out, name, settings, quiet=quiet, as_json=as_json)
+    if _is_first():
+        checks.check_score(name, settings)
+        checks.check_data(data)
+        checks.check_model(model, quiet=quiet)
+    _commands(quiet=quiet).score(model, data, out, name, settings, quiet=quiet, as_json=as_json)
 
 
 @app.command()
@@ -196,8 +205,8 @@ def score(
 def compare(
     model: Model,
     data: Data,
-    out: Out,
     settings: dict[str, Any],
+    out: OptionalOut = None,
     eval_data: EvalData = None,
     methods: Methods = "paper",
     runs: Annotated[int, typer.Option(help="Runs of each method, each on another scoring sample.")] = 3,
@@ -208,10 +217,12 @@ def compare(
     config: Config = None,
 ) -> None:
     """Prune with several methods until no head is left and compare them: tables and the paper's figures."""
-    from greedy_gnorm.cli import commands
-
+    if _is_first():
+        checks.check_comparison(methods, runs, trajectories, settings, out, resume=resume)
+        checks.check_data(data, eval_data)
+        checks.check_model(model, quiet=quiet)
     settings |= {"eval_data": eval_data, "methods": methods, "runs": runs, "trajectories": trajectories}
-    commands.compare(model, data, out, {**settings, "resume": resume}, quiet=quiet, as_json=as_json)
+    _commands(quiet=quiet).compare(model, data, out, {**settings, "resume": resume}, quiet=quiet, as_json=as_json)
 
 
 class TableFormat(StrEnum):
@@ -230,9 +241,9 @@ def table(
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Allow the model's own code.")] = False,
 ) -> None:
     """Print the number of parameters before and after pruning; no weights are loaded."""
-    from greedy_gnorm.cli import commands
-
-    commands.table(model, removed, form.value, trust_remote_code=trust_remote_code)
+    if _is_first():
+        checks.check_model(model, quiet=True)
+    _commands(quiet=True).table(model, removed, form.value, trust_remote_code=trust_remote_code)
 
 
 @app.command()
@@ -248,18 +259,18 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a pruned model for other runtimes."""
-    from greedy_gnorm.cli import commands
-
+    if _is_first():
+        checks.check_exists(folder)
+        checks.check_data(data)
     options = {"out": out, "int8": int8, "data": data, "tolerance": tolerance, "trust_remote_code": trust_remote_code}
-    commands.export(folder, options, quiet=quiet, as_json=as_json)
+    _commands(quiet=quiet).export(folder, options, quiet=quiet, as_json=as_json)
 
 
 @app.command()
 def methods(as_json: Json = False) -> None:
     """List methods, scores, objectives and stopping rules."""
-    from greedy_gnorm.cli import commands
-
-    commands.methods(as_json=as_json)
+    if _is_first():
+        show_methods(as_json=as_json)
 
 
 @app.command()
@@ -273,10 +284,39 @@ def demo(
 ) -> None:
     """Try it out: train a small classifier of 20 languages, then prune it."""
     settings = {"stop": stop, "seed": seed}
-    check_names(Settings.of(settings).stop)
-    from greedy_gnorm.cli import commands
+    check_rules(Settings.of(settings).stop)
+    _commands(quiet=quiet).demo(out, settings, resume=resume, quiet=quiet, as_json=as_json)
 
-    commands.demo(out, settings, resume=resume, quiet=quiet, as_json=as_json)
+
+def _check(
+    command: str,
+    model: str,
+    data: str,
+    eval_data: str | None,
+    out: Path | None,
+    settings: dict[str, Any],
+    *,
+    resume: bool,
+    quiet: bool,
+) -> None:
+    """Refuse what is certain to fail before torch is loaded; one of several processes speaks for all."""
+    if _is_first():
+        checks.check_run(command, settings, out, resume=resume)
+        checks.check_data(data, eval_data)
+        checks.check_model(model, quiet=quiet)
+
+
+def _commands(*, quiet: bool = False) -> Any:
+    """The code of the commands, which loads torch and transformers."""
+    quiet = quiet or not _is_first()
+    if "torch" in sys.modules:
+        from greedy_gnorm.cli import commands
+
+        return commands
+    with Progress(quiet=quiet) as progress, phase("Loading torch and transformers"):
+        progress.line("Loading torch and transformers ...")
+        from greedy_gnorm.cli import commands
+    return commands
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -295,17 +335,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         if not isinstance(error, ShownElsewhere):
-            _say(f"Error: {error}", "red")
+            say(f"Error: {error}", "red")
         return 2
     except OSError as error:
         if debug or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries to write it once more
-        _say(f"Error: The result can't be shown: {error.strerror}.", "red")
+        say(f"Error: The result can't be shown: {error.strerror}.", "red")
         return 2
     except Interrupted as error:
         if _is_first():
-            _say(str(error))
+            say(str(error))
         return INTERRUPTED
     return 0
 
@@ -319,16 +359,10 @@ def _process_group() -> Iterator[None]:
     from greedy_gnorm.passes.processes import process_group
 
     # A launcher ends all processes when one fails: the first one must live long enough to say why
-    with Interrupts(), process_group(_say):
+    with Interrupts(), process_group(say):
         yield
 
 
 def _is_first() -> bool:
     """Whether this process speaks for all; known before they have joined and after they have parted."""
     return not launched() or os.environ["RANK"] == "0"
-
-
-def _say(text: str, style: str | None = None) -> None:
-    from greedy_gnorm.cli import console
-
-    console.err.print(text, style=style, soft_wrap=True)

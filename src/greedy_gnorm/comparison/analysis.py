@@ -17,10 +17,9 @@ from greedy_gnorm.pruning.curves import Walk, at_share, curve, knee_of, mean_ove
 from greedy_gnorm.pruning.methods import JOINTS, RANDOMS
 from greedy_gnorm.pruning.run import measure_of
 from greedy_gnorm.records import schema
-from greedy_gnorm.records.journal import RUN_FILE, Journal, read_header
+from greedy_gnorm.records.journal import EXPERIMENT_FILE, RUN_FILE, Journal, read_header
 from greedy_gnorm.units import Measure, Step, removed_by
 
-EXPERIMENT_FILE = "experiment.json"
 SHARES = (0.25, 0.50, 0.75, 0.81)
 DROPS = (0.01, 0.05)
 FLOAT32 = 4

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from greedy_gnorm.comparison.analysis import EXPERIMENT_FILE, Comparison, read_experiment
+from greedy_gnorm.comparison.analysis import Comparison, read_experiment
 from greedy_gnorm.comparison.parts import Part, assign, check_settings, forwards, parts_for, settings_for
 from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.encoding import encode
@@ -18,7 +18,7 @@ from greedy_gnorm.data.loading import both_rows, is_ready
 from greedy_gnorm.data.rows import Row
 from greedy_gnorm.data.sets import calibration_batches, divided_rows
 from greedy_gnorm.data.splits import sampled, warn_of_overlap
-from greedy_gnorm.errors import DataError, RunFolderError
+from greedy_gnorm.errors import DataError
 from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes.calibration import Calibration
@@ -35,7 +35,7 @@ from greedy_gnorm.passes.processes import (
 from greedy_gnorm.pruning.budget import comparison_budget
 from greedy_gnorm.pruning.costs import Costs, shape_for
 from greedy_gnorm.pruning.loop import Memory, Plan, Protection
-from greedy_gnorm.pruning.methods import METHODS, methods_named
+from greedy_gnorm.pruning.methods import METHODS, methods_named, resolve_method
 from greedy_gnorm.pruning.prepare import (
     copy_sharing_weights,
     device_for,
@@ -44,16 +44,15 @@ from greedy_gnorm.pruning.prepare import (
     protection_for,
     quality_measure,
     removable_units,
-    resolve_method,
     savings_for,
     situation_of,
     units_for,
 )
 from greedy_gnorm.pruning.rules import compression_rules, parse_rules
 from greedy_gnorm.pruning.run import OnStep, walk
-from greedy_gnorm.records.files import RESUME, is_leftover, locked, write_json, writing_to
+from greedy_gnorm.records.files import RESUME, locked, write_json, writing_to
 from greedy_gnorm.records.header import asked_for, check_processes_agree, run_header
-from greedy_gnorm.records.journal import Journal, check_same
+from greedy_gnorm.records.journal import EXPERIMENT_FILE, Journal, check_folder, check_same
 from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.objectives import with_reference
@@ -225,15 +224,9 @@ def _measure_ends(bench: Bench) -> None:
 
 def _prepare_folder(folder: Path, resume: bool) -> Path:
     """Create the folder, or check that it is empty or holds a comparison to resume."""
+    check_folder(folder, EXPERIMENT_FILE, "comparison", resume=resume)
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        used = any(not is_leftover(path) for path in folder.iterdir())
-    if used and not (folder / EXPERIMENT_FILE).exists():
-        raise RunFolderError(f"{folder} is not empty and holds no comparison: choose another folder.")
-    if used and not resume:
-        raise RunFolderError(
-            f"{folder} holds a comparison already: continue it with --resume, or choose another folder."
-        )
     return folder
 
 

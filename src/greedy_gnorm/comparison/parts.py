@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.pruning.methods import METHODS, RANDOMS
-from greedy_gnorm.pruning.prepare import resolve_method
+from greedy_gnorm.pruning.methods import METHODS, RANDOMS, resolve_method
 from greedy_gnorm.scores import SCORES
 from greedy_gnorm.settings import Settings
 

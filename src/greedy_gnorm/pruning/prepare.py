@@ -36,12 +36,11 @@ from greedy_gnorm.passes.processes import shard
 from greedy_gnorm.pruning.budget import Budget, parse_budget
 from greedy_gnorm.pruning.costs import Costs, Times, measured_times, shape_for
 from greedy_gnorm.pruning.loop import Plan, Protection
-from greedy_gnorm.pruning.methods import METHODS, NEVER, Method
-from greedy_gnorm.pruning.rules import COUNTING, Rules, Situation, check_names, compression_rules, parse_rules
+from greedy_gnorm.pruning.methods import METHODS, Method, resolve_method
+from greedy_gnorm.pruning.rules import COUNTING, Rules, Situation, compression_rules, parse_rules
 from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
-from greedy_gnorm.scores import Score, score_with
 from greedy_gnorm.settings import TARGETS, Savings, Settings
-from greedy_gnorm.tasks.objectives import OBJECTIVES, Objective, with_reference
+from greedy_gnorm.tasks.objectives import with_reference
 from greedy_gnorm.tasks.task import task_of
 from greedy_gnorm.units import ATTENTION, FFN, Measure, Unit
 
@@ -166,27 +165,6 @@ def recovery_for(method: Method, model: Any, sets: Mapping[str, Batches]) -> Rec
     original = find_sites(copy_sharing_weights(model))
     warn_of_few_tokens(sets[CALIBRATION], max(len(site.survivors) * site.output_size for site in original))
     return Recovery(method.recover, SOLVERS[method.recover], Calibration(original, shard(sets[CALIBRATION])))
-
-
-def resolve_method(given: Settings) -> tuple[Method, Score, Objective]:
-    """Look up the method, score and objective before anything is loaded, so that a wrong name fails at once."""
-    method = METHODS[given.method].changed(given)
-    score = score_with(method.score, given.score_options)
-    check_names(given.stop)
-    objective = objective_for(score, given)
-    if objective.needs_reference and score.objective is not None and method.recompute == NEVER:
-        raise GnormError(
-            f"{objective.name} is zero until a head is removed, so a score that is computed once would rank rounding "
-            f"errors: use a greedy method instead of {given.method}, or another objective."
-        )
-    if method.recover != "none" and given.device_map is not None:
-        raise GnormError("device_map can't be combined with recover: fitting needs the whole model on one device.")
-    return method, score, objective
-
-
-def objective_for(score: Score, given: Settings) -> Objective:
-    """The objective in the settings, else the default of the score."""
-    return OBJECTIVES[given.objective or score.objective or next(iter(OBJECTIVES))]
 
 
 def load_inputs(model: Any, tokenizer: Any, given: Settings, units: str = "heads") -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.pruning.curves import knee_of
 from greedy_gnorm.registry import Registry
+from greedy_gnorm.settings import parse_number
 from greedy_gnorm.units import Cost, Measure, Step, removed_by
 
 History = Sequence[Step]
@@ -97,12 +98,10 @@ def parse_rules(texts: Sequence[str], situation: Situation) -> Rules:
     return Rules(tuple(_parse(part, situation) for part in parts), situation.measure)
 
 
-def check_names(texts: Sequence[str]) -> None:
-    """Refuse unknown rules before anything is loaded."""
-    for text in texts:
-        for part in text.split(","):
-            if part.strip():
-                RULES[part.strip().partition("=")[0]]
+def check_rules(texts: Sequence[str]) -> None:
+    """Refuse rules that no model could follow, before anything is loaded."""
+    many = 10**15
+    parse_rules(texts, Situation(many, many, Cost(many, many, many), Cost(0, 0, 0), Measure("quality")))
 
 
 def _parse(text: str, situation: Situation) -> Rule:
@@ -121,7 +120,9 @@ def forms() -> str:
 @rule("heads=N", "when N heads have been removed")
 def heads(argument: str, situation: Situation) -> Rule:
     count = int(argument) if argument.isdecimal() and len(argument) < 10 else 0
-    if not 1 <= count <= situation.removable:
+    if count < 1:
+        raise GnormError(f"heads={argument}: N must be a whole number of heads, such as heads=5.")
+    if count > situation.removable:
         raise GnormError(f"heads={argument}: N must be from 1 to {situation.removable}, the heads that can be removed.")
     return _count_rule(f"heads={count}", count)
 
@@ -247,7 +248,8 @@ def drop(argument: str, situation: Situation) -> Rule:
     allowed, measure = _number(argument), situation.measure
     end = math.inf if measure.largest is None else measure.largest
     if allowed is None or not 0 <= allowed < end:
-        raise GnormError(f"drop={argument}: D must be at least 0 and below {end:g}; drop=0.01 allows a loss of 0.01.")
+        below = "" if end == math.inf else f" and below {end:g}"
+        raise GnormError(f"drop={argument}: D must be at least 0{below}; drop=0.01 or drop=1% allows a loss of 0.01.")
 
     def first_below(history: History) -> int | None:
         below = (place for place, step in enumerate(history) if not within_drop(step, history, allowed, measure))
@@ -283,6 +285,6 @@ def all_heads(argument: str, situation: Situation) -> Rule:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        return parse_number(text)
     except ValueError:
         return None

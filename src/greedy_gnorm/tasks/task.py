@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Generator, Tensor, nn
-
-from greedy_gnorm.data.batches import Batch
 from greedy_gnorm.data.columns import LabelColumn
 from greedy_gnorm.data.rows import Label
 from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.registry import Registry
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.units import Matrix, Measure, Vector
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor, nn
+
+    from greedy_gnorm.data.batches import Batch
 
 
 class Task(ABC):
@@ -59,6 +61,8 @@ class Task(ABC):
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """The model's output for each row; the first dimension is that of the rows."""
+        from torch import Tensor
+
         logits: Any = getattr(model(**batch.inputs), "logits", None)
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else None
         if not isinstance(logits, Tensor) or not self.has_right_shape(logits):

@@ -1,0 +1,71 @@
+"""What can be said before anything is loaded: names, rules, paths and folders. Nothing in here needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from greedy_gnorm.cli.terminal import say
+from greedy_gnorm.comparison.parts import check_settings, parts_for
+from greedy_gnorm.data.sources import check_source
+from greedy_gnorm.errors import RunFolderError
+from greedy_gnorm.model.source import is_hub_name, locate
+from greedy_gnorm.pruning.methods import check_joint, methods_named, resolve_method, resolve_score
+from greedy_gnorm.records.journal import EXPERIMENT_FILE, RUN_FILE, check_folder, read_header
+from greedy_gnorm.settings import Settings
+
+
+def check_run(command: str, settings: Mapping[str, Any], out: Path | None, *, resume: bool) -> None:
+    """The names and rules of `prune` or `compress`, and the folder to write to."""
+    given = Settings.of(settings)
+    resolve_method(given)
+    if command == "compress":
+        check_joint(given.method)
+    if out is not None:
+        check_folder(out, RUN_FILE, "run", resume=resume)
+
+
+def check_score(name: str, settings: Mapping[str, Any]) -> None:
+    """The names of `score`."""
+    resolve_score(name, Settings.of(settings))
+
+
+def check_comparison(
+    methods: str | Sequence[str], runs: int, trajectories: int, settings: Mapping[str, Any], out: Path | None,
+    *, resume: bool,
+) -> None:  # fmt: skip
+    """The names of `compare`, and the folder to write to."""
+    names = methods_named(methods)
+    parts_for(names, runs, trajectories)
+    check_settings(names, Settings.of({**settings, "stop": "all"}))
+    if out is not None:
+        check_folder(out, EXPERIMENT_FILE, "comparison", resume=resume)
+
+
+def check_data(*sources: str | None) -> None:
+    """The files that rows come from."""
+    for source in sources:
+        if source is not None:
+            check_source(source)
+
+
+def check_model(name: str, *, quiet: bool = False) -> None:
+    """The model's folder, or its name on the hub; what is not here is said before the hub is asked."""
+    if is_hub_name(name):
+        if not quiet:
+            say(f"There is no folder {name} here: looking for it on the hub.")
+        locate(name)
+
+
+def check_record(folder: Path) -> None:
+    """The folder of a run that was made before."""
+    check_exists(folder)
+    read_header(folder / RUN_FILE)
+
+
+def check_exists(*folders: Path) -> None:
+    """Folders to read."""
+    for folder in folders:
+        if not folder.exists():
+            raise RunFolderError(f"There is no folder {folder}.")
