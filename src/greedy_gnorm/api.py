@@ -17,6 +17,7 @@ from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import with_drawn_labels
 from greedy_gnorm.passes.gradients import gradient_change
 from greedy_gnorm.passes.processes import is_first, shard
+from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.methods import GREEDY, JOINT, check_joint, resolve_score
 from greedy_gnorm.pruning.prepare import (
     copy_sharing_weights,
@@ -92,7 +93,8 @@ def score(
     source = model
     model, tokenizer = load_inputs(model, tokenizer, given, given.units or "heads")
     needs_labels = function.asks_for_labels(chosen) and given.labels == "data"
-    batches = scoring_batches(model, tokenizer, task_of(model), data, given, needs_labels=needs_labels)
+    with phase("Reading rows"):
+        batches = scoring_batches(model, tokenizer, task_of(model), data, given, needs_labels=needs_labels)
     first, place = next(model.parameters()), device_for(given)
     as_it_is = (first.dtype, first.device) == (dtype_for(model, given), place) and given.device_map is None
     worked = copy_sharing_weights(model) if as_it_is else working_copy(model, source, given)
@@ -326,8 +328,9 @@ def take_step(
     if not 0 <= step <= last:
         raise GnormError(f"There is no step {step} in {folder}: its steps go from 0 to {last}.")
     source = _source(journal, model)
-    whole = load(source, trust_remote_code=trust_remote_code)
-    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    with phase("Loading the model"):
+        whole = load(source, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     was, now = journal.header["model"]["weights"], weights_fingerprint(whole)
     if was != now:
         raise GnormError(
@@ -343,7 +346,8 @@ def take_step(
     with open_journal(Path(out), header, resume=_half_taken(Path(out))) as taken:
         for each in steps[len(taken.steps) :]:
             taken.append(each)
-        times = torch_latencies(whole, pruned) if latency else []
+        with phase("Measuring speed"):
+            times = torch_latencies(whole, pruned) if latency else []
         run = Run(steps, steps[-1], pruned, tokenizer, taken.header, whole, times, recovery)
         write_outcome(run, taken, format)
     return run

@@ -16,8 +16,9 @@ from greedy_gnorm.deployment.speed import torch_latencies
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import tested
-from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks
+from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks, world_size
 from greedy_gnorm.passes.speed import SHAPES, possible
+from greedy_gnorm.phases import counted, phase
 from greedy_gnorm.pruning.choices import Choice, choose
 from greedy_gnorm.pruning.costs import Times
 from greedy_gnorm.pruning.methods import resolve_method
@@ -31,6 +32,7 @@ from greedy_gnorm.pruning.prepare import (
 from greedy_gnorm.pruning.run import OnStep, Run, at_step, measure_of, units_of, walk
 from greedy_gnorm.records.header import check_processes_agree, run_header, sources_of
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
+from greedy_gnorm.records.kept import KeptScoring
 from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.report.outcome import check_format, write_outcome
 from greedy_gnorm.settings import Settings
@@ -73,6 +75,8 @@ def perform(
 
         history = [Step.from_json(line) for line in broadcast(begin)]
         record = None if journal is None else journal.append
+        if journal is not None and world_size() == 1:
+            prepared.sites.kept = KeptScoring(journal.folder)
         steps = walk(prepared.sites, prepared.plan, history, prepared.limit, record=record, on_step=on_step)
         chosen, unpruned, tokenizer = prepared.plan.rules.solution(steps), prepared.model, prepared.tokenizer
         recovery, test, units = prepared.plan.recovery, prepared.test, units_of(header)
@@ -108,13 +112,15 @@ def _tested(before: Any, after: Any, test: Batches, given: Settings) -> dict[str
     """The quality of both models on the test rows, in the precision of the run."""
     place = device_for(given), dtype_for(before, given)
     first, second = (find_sites(copy.deepcopy(model).to(*place)) for model in (before, after))
-    return tested(first, second, test)
+    with phase("Testing"):
+        return tested(first, second, test)
 
 
 def _latencies(model: Any, steps: Sequence[Step], chosen: int, given: Settings, units: str) -> list[Latency]:
     """The speed of the unpruned model and of the solution, on the device and in the precision of the run."""
     before = _as_run(model, given)
-    return torch_latencies(before, at_step(before, steps, chosen, units), _shapes(given))
+    with phase("Measuring speed"):
+        return torch_latencies(before, at_step(before, steps, chosen, units), _shapes(given))
 
 
 def _timed_choices(
@@ -124,7 +130,7 @@ def _timed_choices(
     before = _as_run(model, given)
     shapes = possible(before, _shapes(given))[-1:]
     timed = []
-    for choice in choices:
+    for choice in counted(choices, "Measuring speed", "choice"):
         for latency in torch_latencies(before, at_step(before, steps, choice.step, units), shapes, seconds=1.0):
             choice = replace(choice, measured=latency.speed_up, milliseconds=latency.after_ms)
         timed.append(choice)

@@ -37,7 +37,7 @@ from greedy_gnorm.cli.options import (
 from greedy_gnorm.cli.progress import Progress
 from greedy_gnorm.cli.terminal import say
 from greedy_gnorm.errors import INTERRUPTED, GnormError, Interrupted, ShownElsewhere
-from greedy_gnorm.passes.peers import launched
+from greedy_gnorm.passes.peers import launched, speaks_for_all
 from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.rules import check_rules, forms
 from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SCORING, Settings
@@ -96,8 +96,7 @@ def prune(
             options = ", ".join(f"--{name}" for name in sorted(others))
             raise GnormError(f"--from-run uses the settings of that run: remove {options}.")
         taking = {"model": model, "trust_remote_code": settings["trust_remote_code"], "latency": latency}
-        if _is_first():
-            checks.check_record(from_run)
+        checks.check_record(from_run)
         _commands(quiet=quiet).take(
             from_run, at_step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json
         )
@@ -106,7 +105,8 @@ def prune(
             "Give a model and data, gnorm prune MODEL --data DATA --out OUT, or --from-run DIR --at-step N."
         )
     else:
-        _check("prune", model, data, eval_data, out, settings, resume=resume, quiet=quiet)
+        checks.check_run("prune", settings, out, resume=resume)
+        checks.check_inputs(model, data, eval_data, quiet=quiet)
         settings |= {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
         _commands(quiet=quiet).perform(
             "prune",
@@ -147,7 +147,8 @@ def compress(
     Give targets (--macs, --speedup, --latency, --params, --size), or none for the smallest model that loses at most one
     point.
     """
-    _check("compress", model, data, eval_data, out, settings, resume=resume, quiet=quiet)
+    checks.check_run("compress", settings, out, resume=resume)
+    checks.check_inputs(model, data, eval_data, quiet=quiet)
     settings |= {"format": form.value, "measure_speed": measure_speed, "push_to_hub": push_to_hub}
     _commands(quiet=quiet).perform(
         "compress",
@@ -175,8 +176,7 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write report.html, a page in one file, from the journal of a run; the run need not be finished."""
-    if _is_first():
-        checks.check_exists(*folders)
+    checks.check_exists(*folders)
     _commands().report(folders, out, show=show)
 
 
@@ -193,10 +193,8 @@ def score(
     config: Config = None,
 ) -> None:
     """Score every head once; write scores.json and a heat map."""
-    if _is_first():
-        checks.check_score(name, settings)
-        checks.check_data(data)
-        checks.check_model(model, quiet=quiet)
+    checks.check_score(name, settings)
+    checks.check_inputs(model, data, quiet=quiet)
     _commands(quiet=quiet).score(model, data, out, name, settings, quiet=quiet, as_json=as_json)
 
 
@@ -217,10 +215,8 @@ def compare(
     config: Config = None,
 ) -> None:
     """Prune with several methods until no head is left and compare them: tables and the paper's figures."""
-    if _is_first():
-        checks.check_comparison(methods, runs, trajectories, settings, out, resume=resume)
-        checks.check_data(data, eval_data)
-        checks.check_model(model, quiet=quiet)
+    checks.check_comparison(methods, runs, trajectories, settings, out, resume=resume)
+    checks.check_inputs(model, data, eval_data, quiet=quiet)
     settings |= {"eval_data": eval_data, "methods": methods, "runs": runs, "trajectories": trajectories}
     _commands(quiet=quiet).compare(model, data, out, {**settings, "resume": resume}, quiet=quiet, as_json=as_json)
 
@@ -241,8 +237,7 @@ def table(
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Allow the model's own code.")] = False,
 ) -> None:
     """Print the number of parameters before and after pruning; no weights are loaded."""
-    if _is_first():
-        checks.check_model(model, quiet=True)
+    checks.check_inputs(model, quiet=True)
     _commands(quiet=True).table(model, removed, form.value, trust_remote_code=trust_remote_code)
 
 
@@ -259,9 +254,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a pruned model for other runtimes."""
-    if _is_first():
-        checks.check_exists(folder)
-        checks.check_data(data)
+    checks.check_exists(folder)
     options = {"out": out, "int8": int8, "data": data, "tolerance": tolerance, "trust_remote_code": trust_remote_code}
     _commands(quiet=quiet).export(folder, options, quiet=quiet, as_json=as_json)
 
@@ -269,7 +262,7 @@ def export(
 @app.command()
 def methods(as_json: Json = False) -> None:
     """List methods, scores, objectives and stopping rules."""
-    if _is_first():
+    if speaks_for_all():
         show_methods(as_json=as_json)
 
 
@@ -288,27 +281,9 @@ def demo(
     _commands(quiet=quiet).demo(out, settings, resume=resume, quiet=quiet, as_json=as_json)
 
 
-def _check(
-    command: str,
-    model: str,
-    data: str,
-    eval_data: str | None,
-    out: Path | None,
-    settings: dict[str, Any],
-    *,
-    resume: bool,
-    quiet: bool,
-) -> None:
-    """Refuse what is certain to fail before torch is loaded; one of several processes speaks for all."""
-    if _is_first():
-        checks.check_run(command, settings, out, resume=resume)
-        checks.check_data(data, eval_data)
-        checks.check_model(model, quiet=quiet)
-
-
 def _commands(*, quiet: bool = False) -> Any:
     """The code of the commands, which loads torch and transformers."""
-    quiet = quiet or not _is_first()
+    quiet = quiet or not speaks_for_all()
     if "torch" in sys.modules:
         from greedy_gnorm.cli import commands
 
@@ -328,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             app([part for part in given if part != "--debug"], prog_name="gnorm")
         sys.stdout.flush()
     except SystemExit as end:
-        if end.code == INTERRUPTED and _is_first():
+        if end.code == INTERRUPTED and speaks_for_all():
             print("Interrupted.", file=sys.stderr)
         return end.code if isinstance(end.code, int) else 1
     except GnormError as error:
@@ -344,7 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"Error: The result can't be shown: {error.strerror}.", "red")
         return 2
     except Interrupted as error:
-        if _is_first():
+        if speaks_for_all():
             say(str(error))
         return INTERRUPTED
     return 0
@@ -361,8 +336,3 @@ def _process_group() -> Iterator[None]:
     # A launcher ends all processes when one fails: the first one must live long enough to say why
     with Interrupts(), process_group(say):
         yield
-
-
-def _is_first() -> bool:
-    """Whether this process speaks for all; known before they have joined and after they have parted."""
-    return not launched() or os.environ["RANK"] == "0"

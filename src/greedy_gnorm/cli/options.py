@@ -58,7 +58,9 @@ def _option(name: str, default: Any) -> inspect.Parameter:
         hint = get_type_hints(Settings)[name]
         if str in get_args(hint) or any(get_origin(each) is Literal for each in (hint, *get_args(hint))):
             hint = str if default is not None else str | None  # checked with the other settings
-        reader = {"parser": parse_number, "metavar": "NUMBER"} if float in (hint, *get_args(hint)) else {}
+        reader: dict[str, Any] = (
+            {"parser": parse_number, "metavar": "NUMBER"} if float in (hint, *get_args(hint)) else {}
+        )
         kind = Annotated[hint, typer.Option(help=about, **reader)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 

@@ -71,9 +71,8 @@ class Progress:
         return "" if counted is None else ", ".join(filter(None, [counted.place, _left(counted)]))
 
     def _heard(self, phases: Sequence[Phase]) -> None:
-        began = len(phases) > len(self.phases)
         self.phases = phases
-        if self._live is None and phases and not began and time.monotonic() - self._spoken > self.patience:
+        if self._live is None and phases and time.monotonic() - self._spoken > self.patience:
             self.line(" - ".join(_in_words(each) for each in phases))
 
     def _drawn(self) -> RenderableType:

@@ -40,7 +40,7 @@ class StepDisplay:
             heads = ", ".join(unit_name(sites_of(self.header), head) for head in step.removed) or "none"
             text = f"step {step.step}  heads {gone}/{limit}  removed {heads}"
         bar.state = "  ".join(filter(None, [f"{gone}/{limit}", *words]))
-        self.progress.bar = bar
+        self.progress.bar = bar if step.stop is None else None
         self.progress.line("  ".join(filter(None, [self.part, text, *words, self.progress.whole if self.part else ""])))
 
     @cached_property

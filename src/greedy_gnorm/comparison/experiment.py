@@ -32,6 +32,7 @@ from greedy_gnorm.passes.processes import (
     single_process,
     world_size,
 )
+from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.budget import comparison_budget
 from greedy_gnorm.pruning.costs import Costs, shape_for
 from greedy_gnorm.pruning.loop import Memory, Plan, Protection
@@ -53,6 +54,7 @@ from greedy_gnorm.pruning.run import OnStep, walk
 from greedy_gnorm.records.files import RESUME, locked, write_json, writing_to
 from greedy_gnorm.records.header import asked_for, check_processes_agree, run_header
 from greedy_gnorm.records.journal import EXPERIMENT_FILE, Journal, check_folder, check_same
+from greedy_gnorm.records.kept import KeptScoring
 from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.objectives import with_reference
@@ -145,16 +147,28 @@ def _walk_parts(
     for part in own:
         _load_results(bench, plans[part], journals[part].steps)
     walks: list[Any] = []
-    with single_process():
+    costs = _costs(bench, own)
+    left = {part: _share_left(bench, plans[part], journals[part].steps) for part in own}
+    whole = sum(costs[part] * left[part] for part in own)
+    with single_process(), phase("Comparing", len(own), "part") as comparing:
+
+        def stepped(part: Part, step: Step, gone: int, limit: int) -> None:
+            left[part] = 1 - gone / limit
+            comparing.reached(1 - sum(costs[each] * left[each] for each in own) / whole)
+            if on_step is not None:
+                on_step(part, step, gone, limit)
+
         for part in own:
             for seed, calibration in bench.calibrations.items():
                 if seed != bench.given.seed + part.run:
                     calibration.clear()
             sites = find_sites(copy.deepcopy(bench.sites.model), units_for(bench.given)).use(savings_for(bench.given))
-            journal, report = journals[part], None if on_step is None else _for_part(on_step, part)
-            budget = plans[part].budget
-            limit = bench.removable if budget is None else len(budget.schedule)
+            sites.kept = KeptScoring(folder / "parts" / str(part))
+            journal, limit = journals[part], _limit(bench, plans[part])
+            report = _for_part(stepped, part)
             steps = walk(sites, plans[part], journal.steps, limit, record=journal.append, on_step=report)
+            left[part] = 0.0
+            comparing.advance()
             walks.append([part.method, part.run, journal.header, [step.to_json() for step in steps]])
     found = {}
     for method, run, header, lines in (each for walked in gather(walks) for each in walked):
@@ -163,6 +177,19 @@ def _walk_parts(
         if is_first() and part not in journals:
             _write_journal(folder, part, header, found[part])
     return found
+
+
+def _limit(bench: Bench, plan: Plan) -> int:
+    """Where the progress of a walk ends: at the number of heads removed, or of rounds."""
+    return bench.removable if plan.budget is None else len(plan.budget.schedule)
+
+
+def _share_left(bench: Bench, plan: Plan, steps: Sequence[Step]) -> float:
+    """How much of a walk is still to do, from 1 to 0."""
+    if not steps or steps[-1].stop is not None:
+        return 0.0 if steps else 1.0
+    done = len(removed_by(steps)) if plan.budget is None else steps[-1].step
+    return 1 - done / _limit(bench, plan)
 
 
 def _costs(bench: Bench, parts: Sequence[Part]) -> dict[Part, int]:
@@ -243,10 +270,11 @@ def _bench(
     task = task_of(model)
     scores = [resolve_method(settings_for(Part(name, 0), given))[1:] for name in names]
     labels = any(score.asks_for_labels(objective) for score, objective in scores) and given.labels == "data"
-    if units == "heads":
-        pool, rows = both_rows(task, data, eval_data, given, needs_labels=labels, draws=draws)
-    else:
-        pool, _, rows = divided_rows(task, data, eval_data, given)
+    with phase("Reading rows"):
+        if units == "heads":
+            pool, rows = both_rows(task, data, eval_data, given, needs_labels=labels, draws=draws)
+        else:
+            pool, _, rows = divided_rows(task, data, eval_data, given)
     warn_of_overlap([row.words for row in pool], [row.words for row in rows])
     device = device_for(given)
     sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given)), units)

@@ -14,6 +14,7 @@ from greedy_gnorm.model.modes import evaluating, without_gradients
 from greedy_gnorm.model.sites import Sites
 from greedy_gnorm.passes.layers import outputs
 from greedy_gnorm.passes.processes import gather_rows
+from greedy_gnorm.phases import counted
 from greedy_gnorm.tasks.intervals import difference_interval, quality_interval
 from greedy_gnorm.tasks.task import Task, task_of
 from greedy_gnorm.units import Matrix
@@ -73,7 +74,7 @@ def row_statistics(sites: Sites, batches: Batches) -> Tensor:
     task = task_of(sites.model)
     found: list[Tensor] = []
     with evaluating(sites.model), without_gradients(sites.model):
-        for batch in batches:
+        for batch in counted(batches.items, "Evaluating", "batch"):
             exact = outputs(sites, batch).double()
             tables = [
                 task.row_statistics(exact, _labels(batch, source).to(exact.device)) for source in batches.judged_by

@@ -33,6 +33,7 @@ from greedy_gnorm.model.sites import UNIT_PLURALS, Sites, find_sites
 from greedy_gnorm.passes.calibration import Calibration
 from greedy_gnorm.passes.evaluation import AGREEMENT, with_drawn_labels, with_predictions
 from greedy_gnorm.passes.processes import shard
+from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.budget import Budget, parse_budget
 from greedy_gnorm.pruning.costs import Costs, Times, measured_times, shape_for
 from greedy_gnorm.pruning.loop import Plan, Protection
@@ -71,7 +72,8 @@ def prepare_run(
     method, score, objective = resolve_method(settings)
     given_model = model
     model, tokenizer = load_inputs(model, tokenizer, settings, units_for(settings))
-    sets = load_sets(model, tokenizer, data, eval_data, settings)
+    with phase("Reading rows"):
+        sets = load_sets(model, tokenizer, data, eval_data, settings)
     sites = find_sites(working_copy(model, given_model, settings), units_for(settings)).use(savings_for(settings))
     device = device_for(settings)
     sets = {use: batches.to(device) for use, batches in sets.items()}
@@ -154,7 +156,8 @@ def costs_for(
         return Costs(sites, size)
     shape = shape_for(settings.shape, sets[EVALUATION])
     if times is None and (settings.speedup is not None or settings.latency is not None):
-        times = measured_times(sites, shape)
+        with phase("Measuring widths"):
+            times = measured_times(sites, shape)
     return Costs(sites, size, shape, times)
 
 
@@ -169,11 +172,12 @@ def recovery_for(method: Method, model: Any, sets: Mapping[str, Batches]) -> Rec
 
 def load_inputs(model: Any, tokenizer: Any, given: Settings, units: str = "heads") -> tuple[Any, Any]:
     """The model and the tokenizer, loaded if given as a folder or a name."""
-    if isinstance(model, str | Path):
-        tokenizer = tokenizer or model
-        model = load(model, trust_remote_code=given.trust_remote_code)
-    if isinstance(tokenizer, str | Path):
-        tokenizer = load_tokenizer(tokenizer, trust_remote_code=given.trust_remote_code)
+    with phase("Loading the model"):
+        if isinstance(model, str | Path):
+            tokenizer = tokenizer or model
+            model = load(model, trust_remote_code=given.trust_remote_code)
+        if isinstance(tokenizer, str | Path):
+            tokenizer = load_tokenizer(tokenizer, trust_remote_code=given.trust_remote_code)
     sites = find_sites(model, units)
     if units == "both" and not any(site.kind == FFN for site in sites):
         raise UnsupportedModel(

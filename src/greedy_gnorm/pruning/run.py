@@ -43,6 +43,8 @@ def walk(
         steps.append(step)
         if record is not None:
             record(step)
+        if sites.kept is not None:
+            sites.kept.clear()
         if on_step is not None:
             on_step(step, len(removed_by(steps)) if plan.budget is None else step.step, limit)
     return steps

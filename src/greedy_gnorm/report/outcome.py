@@ -12,6 +12,7 @@ from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import save
 from greedy_gnorm.model.surgery import as_plain, dense
+from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.run import Run, sites_of
 from greedy_gnorm.records.files import replace_folder, write_text
 from greedy_gnorm.records.journal import Journal
@@ -46,7 +47,7 @@ def write_outcome(run: Run, journal: Journal, form: str = FORMATS[0]) -> None:
     """The model, tables, figures and the page into the run's folder, and the result into run.json."""
     model, form = _in_form(run, form)
     sites = sites_of(run.header)
-    with replace_folder(journal.folder / "model") as folder:
+    with phase("Saving the model"), replace_folder(journal.folder / "model") as folder:
         save(model, run.tokenizer, folder)
         write_text(folder / "README.md", model_card(run, form))
     with replace_folder(journal.folder / "tables") as tables:
@@ -55,7 +56,7 @@ def write_outcome(run: Run, journal: Journal, form: str = FORMATS[0]) -> None:
         for name, (columns, cells) in _tables(run):
             write_text(tables / f"{name}.csv", as_csv(columns, cells))
             write_text(tables / f"{name}.md", as_markdown(columns, cells))
-    with replace_folder(journal.folder / "figures") as folder:
+    with phase("Drawing figures"), replace_folder(journal.folder / "figures") as folder:
         for name, figure in _figures(run):
             figures.save(figure, folder / name)
     journal.finish(run.summary())
@@ -114,7 +115,7 @@ def write_comparison(
         for name, (names, cells) in comparison_tables(comparison).items():
             write_text(tables / f"{name}.csv", as_csv(names, cells))
             write_text(tables / f"{name}.md", as_markdown(names, cells))
-    with replace_folder(folder / "figures") as pictures:
+    with phase("Drawing figures"), replace_folder(folder / "figures") as pictures:
         comparison_figures.write_all(comparison, pictures)
         if gradient_changes is not None:
             head, changes = gradient_changes
