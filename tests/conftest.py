@@ -13,6 +13,13 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from greedy_gnorm.data.batches import Batches
+from greedy_gnorm.data.encoding import encode
+from greedy_gnorm.data.loading import both_rows, is_ready, ready_sets
+from greedy_gnorm.data.splits import sampled, warn_of_overlap
+from greedy_gnorm.settings import Settings
+from greedy_gnorm.tasks.task import task_of
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 torch.set_num_threads(1)  # two test processes with two threads each starve one another
@@ -109,6 +116,19 @@ def tiny_rows(count: int = 60, labels: tuple[str, ...] = ("neg", "neutral", "pos
 
 
 LABEL_NAMES = {"id2label": {0: "neg", 1: "neutral", 2: "pos"}, "label2id": {"neg": 0, "neutral": 1, "pos": 2}}
+
+
+def both_batches(
+    model: Any, tokenizer: Any, data: Any, eval_data: Any = None, settings: Settings | None = None
+) -> tuple[Batches, Batches]:
+    """The first scoring sample and the evaluation rows of a comparison."""
+    settings, task = settings or Settings(), task_of(model)
+    if is_ready(data) or is_ready(eval_data):
+        return ready_sets(task, data, eval_data, settings)
+    pool, rows = both_rows(task, data, eval_data, settings, needs_labels=True)
+    sample = sampled(pool, settings.samples, settings.seed)
+    warn_of_overlap([row.words for row in sample], [row.words for row in rows])
+    return encode(sample, model, tokenizer, settings), encode(rows, model, tokenizer, settings, "evaluation")
 
 
 @pytest.fixture(autouse=True)

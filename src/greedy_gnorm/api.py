@@ -18,6 +18,7 @@ from greedy_gnorm.passes.evaluation import with_drawn_labels
 from greedy_gnorm.passes.gradients import gradient_change
 from greedy_gnorm.passes.processes import is_first, shard
 from greedy_gnorm.phases import phase
+from greedy_gnorm.pruning.choices import find_step
 from greedy_gnorm.pruning.methods import GREEDY, JOINT, check_joint, resolve_score
 from greedy_gnorm.pruning.prepare import (
     copy_sharing_weights,
@@ -27,7 +28,7 @@ from greedy_gnorm.pruning.prepare import (
     savings_for,
     working_copy,
 )
-from greedy_gnorm.pruning.run import OnStep, Run, at_step, units_of
+from greedy_gnorm.pruning.run import OnStep, Run, at_step, measure_of, units_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
 from greedy_gnorm.report.outcome import FORMATS, check_format, write_comparison, write_outcome
@@ -111,7 +112,8 @@ def prune(
     *,
     tokenizer: Any = None,
     method: str = "greedy-gnorm",
-    stop: str | Sequence[str] = "knee",
+    stop: str | Sequence[str] = "drop=0.01",
+    metric: str | None = None,
     objective: str | None = None,
     score_options: Mapping[str, Any] | None = None,
     samples: int | None = 512,
@@ -151,12 +153,13 @@ def prune(
             batches.
         tokenizer: The model's tokenizer. Default: the one in the model's folder.
         method: How heads are chosen; `gnorm methods` lists the methods.
-        stop: When to stop: one rule such as "drop=0.01", or a list of rules of which the first that fires stops the
-            run.
+        stop: When to stop: one rule, or a list of rules of which the first that fires stops the run. By default the
+            solution loses at most 0.01 on the rows that it is chosen on.
+        metric: The measure that rules, curves and choices use, such as "macro_f1" or "mcc". Default: the task's own.
         objective: The quantity that scores differentiate; `gnorm methods` lists them. Default: the score's own.
         score_options: Options of the score, such as {"variant": "A", "eps": 1e-5}; `gnorm methods` lists them.
         samples: Rows to score on, a seeded and stratified sample; 0 means all.
-        eval_samples: Rows to evaluate on; 0, the default, means all.
+        eval_samples: Rows to choose a step on, and rows to test on; 0, the default, means all.
         seed: Seed of the samples, of the split into scoring and evaluation rows and of random scores.
         text: The text column. Default: found by name.
         text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
@@ -180,7 +183,7 @@ def prune(
         cache_memory: Megabytes for outputs of unchanged layers, kept between steps; 0 keeps nothing.
         savings: Exact savings to use: "all", "none", or a list of names (kept-layers, first-token, gram).
         trust_remote_code: Allow code that comes with the model to run.
-        eval_data: Rows to evaluate on, given like `data`. Default: rows of `data` that are not used for scoring.
+        eval_data: Rows to test on, given like `data`. Default: rows of `data` that have no other use.
         out: The folder to write the run to: journal, model, report, figures and tables. Default: nothing is written.
         resume: Continue the run in `out`.
         on_step: Called with each new step, the number of heads removed so far and the number that may be removed in
@@ -202,6 +205,7 @@ def compress(
     *,
     tokenizer: Any = None,
     method: str = JOINT,
+    metric: str | None = None,
     objective: str | None = None,
     score_options: Mapping[str, Any] | None = None,
     samples: int | None = 512,
@@ -252,6 +256,7 @@ def compress(
             batches.
         tokenizer: The model's tokenizer. Default: the one in the model's folder.
         method: How heads are chosen; `gnorm methods` lists the methods.
+        metric: The measure that rules, curves and choices use, such as "macro_f1" or "mcc". Default: the task's own.
         objective: The quantity that scores differentiate; `gnorm methods` lists them. Default: the score's own.
         score_options: Options of the score, such as {"variant": "A", "eps": 1e-5}; `gnorm methods` lists them.
         samples: Rows to score on, a seeded and stratified sample of the training rows; 0 means all.
@@ -310,7 +315,7 @@ def _settings(keywords: Mapping[str, Any], names: Sequence[str]) -> Settings:
 
 def take_step(
     folder: str | Path,
-    step: int,
+    step: int | str,
     *,
     out: str | Path,
     model: str | Path | None = None,
@@ -320,13 +325,12 @@ def take_step(
 ) -> Run:
     """Write the model that the run in `folder` had after `step`, with its record up to there, to the folder `out`.
 
-    `model` is the folder of the run's model, if it was moved; the rest is as for `prune`.
+    `step` is a number, or "drop=0.01", "free" or "knee" for the step that the run's curve has there. `model` is the
+    folder of the run's model, if it was moved; the rest is as for `prune`.
     """
     check_format(format)
     journal = Journal.read(Path(folder))
-    last = len(journal.steps) - 1
-    if not 0 <= step <= last:
-        raise GnormError(f"There is no step {step} in {folder}: its steps go from 0 to {last}.")
+    step, last = find_step(journal.steps, step, measure_of(journal.header)), len(journal.steps) - 1
     source = _source(journal, model)
     with phase("Loading the model"):
         whole = load(source, trust_remote_code=trust_remote_code)
@@ -378,6 +382,7 @@ def compare(
     methods: str | Sequence[str] = "paper",
     runs: int = 3,
     trajectories: int = 25,
+    metric: str | None = None,
     objective: str | None = None,
     score_options: Mapping[str, Any] | None = None,
     samples: int | None = 512,
@@ -414,6 +419,7 @@ def compare(
         methods: "paper", "all", "joint" (heads and neurons), or names of methods; `gnorm methods` lists them.
         runs: Runs of each method, each on another scoring sample.
         trajectories: Runs of the method "random".
+        metric: The measure that rules, curves and choices use, such as "macro_f1" or "mcc". Default: the task's own.
         objective: The quantity that scores differentiate; `gnorm methods` lists them. Default: the score's own.
         score_options: Options of the score, such as {"variant": "A", "eps": 1e-5}; `gnorm methods` lists them.
         samples: Rows to score on, a seeded and stratified sample; 0 means all.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from greedy_gnorm.data.batches import Batches
-from greedy_gnorm.data.sets import CALIBRATION
+from greedy_gnorm.data.sets import CALIBRATION, EVALUATION, warn_of_few_rows
 from greedy_gnorm.deployment import hub
 from greedy_gnorm.deployment.speed import torch_latencies
 from greedy_gnorm.errors import GnormError
@@ -36,7 +37,8 @@ from greedy_gnorm.records.kept import KeptScoring
 from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.report.outcome import check_format, write_outcome
 from greedy_gnorm.settings import Settings
-from greedy_gnorm.units import Latency, Step
+from greedy_gnorm.tasks.task import task_of
+from greedy_gnorm.units import Latency, Measure, Step
 
 
 def perform(
@@ -77,20 +79,31 @@ def perform(
         record = None if journal is None else journal.append
         if journal is not None and world_size() == 1:
             prepared.sites.kept = KeptScoring(journal.folder)
-        steps = walk(prepared.sites, prepared.plan, history, prepared.limit, record=record, on_step=on_step)
-        chosen, unpruned, tokenizer = prepared.plan.rules.solution(steps), prepared.model, prepared.tokenizer
+        evaluation = prepared.rows[EVALUATION][1]
+
+        def observe(step: Step, gone: int, limit: int) -> None:
+            if step.step == 0 and is_first():
+                _warn_of_doubts(unpruned, evaluation, step)
+            if on_step is not None:
+                on_step(step, gone, limit)
+
+        unpruned, tokenizer = prepared.model, prepared.tokenizer
+        steps = walk(prepared.sites, prepared.plan, history, prepared.limit, record=record, on_step=observe)
+        chosen = prepared.plan.rules.solution(steps)
         recovery, test, units = prepared.plan.recovery, prepared.test, units_of(header)
+        budgeted = prepared.plan.budget is not None
         # At most three copies of the model at a time: the one that was cut and those that are timed go first
         del prepared
         timed = measure_speed and journal is not None and given.device_map is None
         latencies = _latencies(unpruned, steps, chosen, given, units) if timed else []
-        choices = choose(steps, measure_of(header)) if test is not None else []
+        choices = choose(steps, measure_of(header), fastest=budgeted)
         if timed and is_first():
             choices = _timed_choices(choices, unpruned, steps, given, units)
         pruned = at_step(unpruned, steps, chosen, units, recovery)
         if recovery is not None:
             recovery.calibration.clear()  # gigabytes on disk, and computed again when another step is rebuilt
         tests = None if test is None else _tested(unpruned, pruned, test, given)
+        _warn_of_other_losses(tests, steps, chosen, measure_of(header))
         run = Run(steps, steps[chosen], pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices)
         if journal is None:
             return run
@@ -98,6 +111,41 @@ def perform(
         if push_to_hub is not None:
             hub.push(journal.folder / "model", push_to_hub)
         return run
+
+
+def _warn_of_doubts(model: Any, evaluation: Batches, step: Step) -> None:
+    """Warn about rows and models for which the quality before pruning says little."""
+    warn_of_few_rows(evaluation)
+    if "labels" in evaluation.judged_by:
+        labels = [label for batch in evaluation for label in ([] if batch.labels is None else batch.labels.tolist())]
+        for sentence in task_of(model).doubts(labels, step.quality):
+            warnings.warn(sentence, stacklevel=2)
+
+
+MUCH, MORE = 2, 0.02
+"""Another measure falls much more than the leading one if it loses so many times as much and so much in addition."""
+
+
+def _warn_of_other_losses(
+    tests: Mapping[str, Any] | None, steps: Sequence[Step], chosen: int, measure: Measure
+) -> None:
+    """Warn if a share of the same rows, such as macro F1, falls much more than the measure that the run goes by."""
+    sides = {name: [steps[place].quality[name] for place in (0, chosen)] for name in steps[0].quality}
+    losses = {
+        name: before - after
+        for name, (before, after) in (sides if tests is None else tests["quality"]).items()
+        if measure_of({"quality": name}).largest == 1
+    }
+    if measure.name not in losses:
+        return
+    led = losses.pop(measure.name)
+    for name, loss in losses.items():
+        if loss > MUCH * max(led, 0.0) + MORE:
+            warnings.warn(
+                f"{name} fell by {100 * loss:.1f} points, {measure.name} by {100 * led:.1f}: some classes lose more "
+                f"than others. Look at the classes, or choose with --metric {name}.",
+                stacklevel=2,
+            )
 
 
 def _recorded_times(out: str | Path | None) -> Times | None:

@@ -131,9 +131,14 @@ class Settings(BaseModel):
 
     method: str = _setting("greedy-gnorm", "How heads are chosen; `gnorm methods` lists the methods.")
     stop: Annotated[tuple[str, ...], BeforeValidator(_one_as_tuple)] = _setting(
-        ("knee",),
+        ("drop=0.01",),
         "When to stop; several rules may be given, and the first that fires stops the run.",
         "a rule or a list of rules, such as 'drop=0.01' or ['drop=0.01', 'heads=5']",
+    )
+    metric: str | None = _setting(
+        None,
+        "The measure that rules, curves and choices use, such as accuracy, macro_f1, f1, mcc or loss. Default: the "
+        "task's own.",
     )
     objective: str | None = _setting(
         None, "The quantity that scores differentiate; `gnorm methods` lists them. Default: the score's own."
@@ -264,8 +269,8 @@ _ONLY_PRUNING = ("stop", "heads_per_step", "recompute", "device_map")
 COMPRESSING = tuple(name for name in SETTINGS if name not in _ONLY_PRUNING)
 """The settings of `compress`."""
 _NOT_FOR_SCORING = (
-    "method", "stop", "eval_samples", "protect", "min_heads", "heads_per_step", "recompute", "cache_memory", "recover",
-    "calibration_tokens",
+    "method", "stop", "metric", "eval_samples", "protect", "min_heads", "heads_per_step", "recompute", "cache_memory",
+    "recover", "calibration_tokens",
 )  # fmt: skip
 SCORING = tuple(name for name in (*PRUNING, "units") if name not in _NOT_FOR_SCORING)
 """The settings of `score`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -183,7 +184,8 @@ class Cost:
 class Step:
     """One iteration of the loop: the scores, the units removed, and the quality and cost afterwards.
 
-    `stop` is the reason why the run ended; only the last step has one.
+    `stop` is the reason why the run ended; only the last step has one. `interval` is the 95 % interval of the leading
+    measure, `right` the rows that the model is right on, as `pack_rows` writes them, where rows are right or wrong.
     """
 
     step: int
@@ -193,6 +195,8 @@ class Step:
     cost: Cost
     seconds: Mapping[str, float]
     stop: str | None = None
+    interval: tuple[float, float] | None = None
+    right: str | None = None
 
     @property
     def parameters(self) -> int:
@@ -215,6 +219,10 @@ class Step:
             "seconds": dict(self.seconds),
             "stop": self.stop,
         }
+        if self.interval is not None:
+            line["interval"] = list(self.interval)
+        if self.right is not None:
+            line["right"] = self.right
         if self.scores is not None and self.scores.logs is not None:
             line["log_scores"] = vectors_to_json(self.scores.logs)
         return line
@@ -234,7 +242,22 @@ class Step:
             cost=Cost.from_json(line),
             seconds=dict(line["seconds"]),
             stop=line["stop"],
+            interval=(line["interval"][0], line["interval"][1]) if "interval" in line else None,
+            right=line.get("right"),
         )
+
+
+def pack_rows(right: NDArray[np.bool_]) -> str:
+    """One bit for each row, as text."""
+    return b64encode(np.packbits(right).tobytes()).decode()
+
+
+def unpack_rows(text: str, rows: int) -> NDArray[np.bool_]:
+    """Read what `pack_rows` wrote; raises ValueError if it is not about so many rows."""
+    packed = np.frombuffer(b64decode(text, validate=True), dtype=np.uint8)
+    if len(packed) != -(-rows // 8):
+        raise ValueError(f"{8 * len(packed)} bits are not those of {rows} rows")
+    return np.unpackbits(packed, count=rows).astype(bool)
 
 
 def removed_by(steps: Iterable[Step]) -> list[Unit]:

@@ -23,6 +23,7 @@ from greedy_gnorm.data.columns import LabelColumn
 from greedy_gnorm.model.families import FAMILIES, Family, LinearMap, SiteRow
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.task import TASKS, Task
+from greedy_gnorm.units import Measure
 
 HIDDEN, LAYERS, VOCABULARY = 20, 3, 11
 GROUPS, PER_GROUP, KEY, VALUE = 4, 2, 3, 5
@@ -137,8 +138,7 @@ class MadeUpTask(Task):
     """Predicts a token at each position; the label of a row is a token for each of its positions."""
 
     name = "made-up language"
-    quality = "perplexity"
-    higher_is_better = False
+    metrics = (Measure("perplexity", higher_is_better=False),)
     auto_class = pipeline = "none"
 
     @classmethod

@@ -10,7 +10,7 @@ from collections import Counter
 import datasets
 import pytest
 import torch
-from conftest import LABEL_NAMES, shared, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
+from conftest import LABEL_NAMES, both_batches, shared, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
 from twins import predictions
 
 import greedy_gnorm as gg
@@ -27,10 +27,6 @@ TOKENIZER = tiny_tokenizer()
 
 def scoring_batches(model, tokenizer, data, settings):
     return loading.scoring_batches(model, tokenizer, task_of(model), data, settings)
-
-
-def both_batches(model, tokenizer, data, eval_data, settings):
-    return loading.both_batches(model, tokenizer, task_of(model), data, eval_data, settings, needs_labels=True)
 
 
 def both(data, eval_data=None, model=MODEL, **settings):

@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
-from conftest import tiny_model, tiny_tokenizer
+from conftest import both_batches, tiny_model, tiny_tokenizer
 
 import greedy_gnorm as gg
 from greedy_gnorm.data.columns import LabelColumn
-from greedy_gnorm.data.loading import both_batches
-from greedy_gnorm.settings import Settings
-from greedy_gnorm.tasks.task import task_of
 
 STARS = {"num_labels": 5, "label2id": {str(n + 1): n for n in range(5)}, "id2label": {n: str(n + 1) for n in range(5)}}
 """A model whose labels are called "1" to "5"."""
@@ -22,11 +19,7 @@ def rows(labels, split):
 
 
 def read(data, model, eval_data=None):
-    settings = Settings()
-    scoring, evaluation = both_batches(
-        model, tiny_tokenizer(), task_of(model), data, eval_data, settings, needs_labels=True
-    )
-    return [labels_of(batches) for batches in (scoring, evaluation)]
+    return [labels_of(batches) for batches in both_batches(model, tiny_tokenizer(), data, eval_data)]
 
 
 def labels_of(batches):

@@ -62,6 +62,12 @@ class ModelFormat(StrEnum):
     dense = "dense"
 
 
+TAKING = {
+    "model", "out", "from-run", "at", "at-step", "quiet", "json", "trust-remote-code", "format", "latency",
+}  # fmt: skip
+"""The options that `prune --from-run` takes."""
+
+
 @app.command()
 @with_settings(PRUNING)
 def prune(
@@ -76,7 +82,10 @@ def prune(
     from_run: Annotated[
         Path | None, typer.Option(help="Save a step of an earlier run instead of starting one; no data is needed.")
     ] = None,
-    at_step: Annotated[int | None, typer.Option(help="With --from-run: the step to save.")] = None,
+    at_step: Annotated[int | None, typer.Option(help="With --from-run: the number of the step to save.")] = None,
+    at: Annotated[
+        str | None, typer.Option(help="With --from-run: the step to save, as drop=0.01, free or knee.")
+    ] = None,
     form: Annotated[
         ModelFormat,
         typer.Option("--format", help="The saved model: smaller (pruned), or original shapes with zeros (dense)."),
@@ -88,22 +97,20 @@ def prune(
     config: Config = None,
 ) -> None:
     """Prune a classifier: score, remove the least important head and score again, until a rule stops the run."""
-    if (from_run is None) != (at_step is None):
-        raise GnormError("Use --from-run and --at-step together: gnorm prune --from-run DIR --at-step N --out OUT.")
-    if from_run is not None and at_step is not None:
-        allowed = {"model", "out", "from-run", "at-step", "quiet", "json", "trust-remote-code", "format", "latency"}
-        if others := given_names(context) - allowed:
+    step = at if at_step is None else at_step
+    if (from_run is None) != (step is None) or (at is not None and at_step is not None):
+        raise GnormError(
+            "Use --from-run together with one of --at and --at-step: gnorm prune --from-run DIR --at drop=0.01."
+        )
+    if from_run is not None and step is not None:
+        if others := given_names(context) - TAKING:
             options = ", ".join(f"--{name}" for name in sorted(others))
             raise GnormError(f"--from-run uses the settings of that run: remove {options}.")
         taking = {"model": model, "trust_remote_code": settings["trust_remote_code"], "latency": latency}
         checks.check_record(from_run)
-        _commands(quiet=quiet).take(
-            from_run, at_step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json
-        )
+        _commands(quiet=quiet).take(from_run, step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json)
     elif model is None or data is None:
-        raise GnormError(
-            "Give a model and data, gnorm prune MODEL --data DATA --out OUT, or --from-run DIR --at-step N."
-        )
+        raise GnormError("Give a model and data, gnorm prune MODEL --data DATA, or --from-run DIR --at drop=0.01.")
     else:
         checks.check_run("prune", settings, out, resume=resume)
         checks.check_inputs(model, data, eval_data, quiet=quiet)

@@ -77,10 +77,12 @@ def perform(
     _show(run, out, quiet=quiet, as_json=as_json)
 
 
-def take(run: Path, step: int, out: Path | None, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
+def take(run: Path, step: int | str, out: Path | None, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
     if not is_first():
         return
-    out = out or _free_folder(run.parent, f"{run.name}-step-{step}", resume=False)
+    out = out or _free_folder(
+        run.parent, f"{run.name}-{f'step-{step}' if isinstance(step, int) else step}", resume=False
+    )
     with console.messages(quiet=quiet), Progress(quiet=quiet):
         taken = take_step(run, step, out=out, **options)
     _show(taken, out, quiet=quiet, as_json=as_json)

@@ -91,11 +91,13 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
         show_table(*test_table(run.test, run.measure))
     if run.latencies:
         show_table(LATENCY_COLUMNS, [latency_cells(latency) for latency in run.latencies])
-    if run.choices:
-        out.print(f"Choices, by {run.measure.name.replace('_', ' ')} on the rows that a step is chosen on:")
-        show_table(*choices_table(run.choices, run.steps[0], run.measure))
+    if run.offered:
+        rows = run.header["data"]["evaluation"]["rows"]
+        name = run.measure.name.replace("_", " ")
+        out.print(f"Choices, by {name} on the {rows:,} rows that a step is chosen on:", highlight=False)
+        show_table(*choices_table(run.offered, run.steps[0], run.measure))
         out.print(
-            f"To take one: gnorm prune --from-run {folder} --at-step STEP --out OUT", highlight=False, soft_wrap=True
+            f"To take one: gnorm prune --from-run {folder} --at CHOICE --out OUT", highlight=False, soft_wrap=True
         )
     if drawn:
         draw_run(run)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.encoding import encode
 from greedy_gnorm.data.loading import both_rows, is_ready
 from greedy_gnorm.data.rows import Row
-from greedy_gnorm.data.sets import calibration_batches, divided_rows
+from greedy_gnorm.data.sets import calibration_batches, compared_rows
 from greedy_gnorm.data.splits import sampled, warn_of_overlap
 from greedy_gnorm.errors import DataError
 from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes.calibration import Calibration
-from greedy_gnorm.passes.evaluation import evaluate, with_drawn_labels, with_predictions
+from greedy_gnorm.passes.evaluation import Evaluation, judge, with_drawn_labels, with_predictions
 from greedy_gnorm.passes.processes import (
     broadcast,
     gather,
@@ -242,11 +242,13 @@ def _measure_ends(bench: Bench) -> None:
         ends.append(pruned)
     for sites in ends:
 
-        def measure(sites: Sites = sites) -> Mapping[str, float]:
+        def measure(sites: Sites = sites) -> dict[str, Any]:
             with single_process():
-                return evaluate(sites, bench.evaluation)
+                return asdict(judge(sites, bench.evaluation, bench.header["quality"]))
 
-        bench.memory.quality[(), frozenset(sites.removed())] = broadcast(measure)
+        found = broadcast(measure)
+        evaluation = Evaluation(found["quality"], tuple(found["interval"]), found["right"])
+        bench.memory.quality[(), frozenset(sites.removed())] = evaluation
 
 
 def _prepare_folder(folder: Path, resume: bool) -> Path:
@@ -274,7 +276,7 @@ def _bench(
         if units == "heads":
             pool, rows = both_rows(task, data, eval_data, given, needs_labels=labels, draws=draws)
         else:
-            pool, _, rows = divided_rows(task, data, eval_data, given)
+            pool, rows = compared_rows(task, data, eval_data, given, needs_labels=labels)
     warn_of_overlap([row.words for row in pool], [row.words for row in rows])
     device = device_for(given)
     sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given)), units)
@@ -286,7 +288,7 @@ def _bench(
     header["config"]["score_options"] = given.score_options  # each score gets those that it has
     protection = protection_for(given, sites)
     size = next(model.parameters()).element_size()
-    costs = Costs(sites, size, shape_for(None, evaluation) if units != "heads" else None)
+    costs = Costs(sites, size, shape_for(None, evaluation))
     return Bench(model, tokenizer, sites, protection, pool, evaluation, header, data, given, costs, Memory(), {})
 
 
@@ -338,7 +340,9 @@ def _load_results(bench: Bench, plan: Plan, steps: Sequence[Step]) -> None:
     for place, step in enumerate(steps):
         before: frozenset[Unit] = start | frozenset(removed_by(steps[:place]))
         key = plan.recovery_key if step.removed else ()
-        bench.memory.quality[key, before | frozenset(step.removed)] = step.quality
+        if step.interval is not None:  # or it is measured again, for intervals that older versions did not record
+            found = Evaluation(step.quality, step.interval, step.right)
+            bench.memory.quality[key, before | frozenset(step.removed)] = found
         if step.scores is not None and plan.method.scores_at(step.step):
             bench.memory.scores[plan.scoring_key, before] = step.scores
 

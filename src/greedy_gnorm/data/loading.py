@@ -54,31 +54,14 @@ def scoring_batches(
     return encode(rows, model, tokenizer, settings)
 
 
-def both_batches(
-    model: nn.Module,
-    tokenizer: Any,
-    task: LabelTask,
-    data: Any,
-    eval_data: Any,
-    settings: Settings,
-    *,
-    needs_labels: bool,
-) -> tuple[Batches, Batches]:
-    """Batches for scoring and for evaluation, without shared rows unless the caller gives the same rows twice."""
-    if is_ready(data) or is_ready(eval_data):
-        if not is_ready(data) or not is_ready(eval_data):
-            raise DataError("Batches can't be split into scoring and evaluation rows: give data and eval_data.")
-        scoring, evaluation = (ready_batches(each, seed=settings.seed) for each in (data, eval_data))
-        task.check_labels(_ready_labels(evaluation))
-        warn_of_overlap(_token_rows(scoring), _token_rows(evaluation))
-        return scoring, evaluation
-    pool, rows = both_rows(task, data, eval_data, settings, needs_labels=needs_labels)
-    sample = sampled(pool, settings.samples, settings.seed)
-    warn_of_overlap([row.words for row in sample], [row.words for row in rows])
-    return (
-        encode(sample, model, tokenizer, settings),
-        encode(rows, model, tokenizer, settings, "evaluation"),
-    )
+def ready_sets(task: LabelTask, data: Any, eval_data: Any, settings: Settings) -> tuple[Batches, Batches]:
+    """Batches for scoring and for evaluation that the caller has made."""
+    if not is_ready(data) or not is_ready(eval_data):
+        raise DataError("Batches can't be split into scoring and evaluation rows: give data and eval_data.")
+    scoring, evaluation = (ready_batches(each, seed=settings.seed) for each in (data, eval_data))
+    task.check_labels(_ready_labels(evaluation))
+    warn_of_overlap(_token_rows(scoring), _token_rows(evaluation))
+    return scoring, evaluation
 
 
 def both_rows(

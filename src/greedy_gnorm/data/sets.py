@@ -1,10 +1,10 @@
-"""Dividing data into the rows that a compression uses: for scoring, calibration, choosing and the final test."""
+"""Dividing data into the rows that a run uses: for scoring, calibration, choosing a step and the final test."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,10 @@ from torch import nn
 
 from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.encoding import encode, token_counts
-from greedy_gnorm.data.loading import LabelTask, both_rows, is_ready, labelled_splits, read_rows
+from greedy_gnorm.data.loading import LabelTask, is_ready, labelled_splits, read_rows, ready_sets
 from greedy_gnorm.data.rows import Row
 from greedy_gnorm.data.sources import WHOLE, Splits, read_splits
-from greedy_gnorm.data.splits import sampled, split_rows
-from greedy_gnorm.errors import DataError
+from greedy_gnorm.data.splits import sampled, split_rows, warn_of_overlap
 from greedy_gnorm.settings import Settings
 
 log = logging.getLogger("greedy_gnorm")
@@ -25,26 +24,39 @@ SCORING, CALIBRATION, EVALUATION, TEST = "scoring", "calibration", "evaluation",
 """Units are ranked on the first, maps fitted on the second, a step chosen on the third and reported on the last."""
 
 HELD_OUT = 1000
-"""The most rows that are taken from the training rows to choose a step on."""
+"""The most rows that are taken from other rows to choose a step on, or to test on."""
+LITTLE = 100
+"""A table with fewer texts than this is divided in two: a step is chosen and reported on the same rows."""
 
 
-def divided_batches(
-    model: nn.Module, tokenizer: Any, task: LabelTask, data: Any, eval_data: Any, settings: Settings
+def run_batches(
+    model: nn.Module,
+    tokenizer: Any,
+    task: LabelTask,
+    data: Any,
+    eval_data: Any,
+    settings: Settings,
+    *,
+    needs_labels: bool,
+    calibrated: bool,
 ) -> dict[str, Batches]:
-    """Batches of the four sets of rows; no text is in two of them, except that scoring rows may serve calibration."""
+    """The rows of a run by use; no text has two uses, except that calibration and scoring rows come from one pool.
+
+    `needs_labels` says whether scores use labels, `calibrated` whether output maps are fitted. Ready batches, and
+    tables of few rows, have no test rows of their own.
+    """
     if is_ready(data) or is_ready(eval_data):
-        raise DataError("Compression divides the rows itself: give rows of text, not ready batches.")
-    pool, evaluation, test = divided_rows(task, data, eval_data, settings)
-    scoring = sampled(pool, settings.samples, settings.seed)
-    sets = {
-        SCORING: encode(scoring, model, tokenizer, settings),
-        CALIBRATION: calibration_batches(pool, model, tokenizer, settings),
-        EVALUATION: encode(evaluation, model, tokenizer, settings, EVALUATION),
-        TEST: encode(test, model, tokenizer, settings, TEST),
-    }
-    if settings.labels == "data":
-        for rows in (evaluation, test):
-            task.check_labels([row.label for row in rows])
+        scoring, evaluation = ready_sets(task, data, eval_data, settings)
+        return {SCORING: scoring, EVALUATION: evaluation, **({CALIBRATION: scoring} if calibrated else {})}
+    pool, choosing, test = divided_rows(task, data, eval_data, settings, needs_labels=needs_labels)
+    sets = {SCORING: encode(sampled(pool, settings.samples, settings.seed), model, tokenizer, settings)}
+    if calibrated:
+        sets[CALIBRATION] = calibration_batches(pool, model, tokenizer, settings)
+    for use, rows in ((EVALUATION, choosing), (TEST, test)):
+        if rows is not None:
+            sets[use] = encode(rows, model, tokenizer, settings, use)
+            if settings.labels == "data":
+                task.check_labels([row.label for row in rows])
     return sets
 
 
@@ -58,61 +70,104 @@ def calibration_batches(pool: Sequence[Row], model: nn.Module, tokenizer: Any, s
     return encode(rows[:count], model, tokenizer, settings, CALIBRATION)
 
 
-def calibration_pool(task: LabelTask, data: Any, eval_data: Any, settings: Settings) -> list[Row]:
-    """Rows to calibrate a pruning on: the training split if there is one, else those that scoring draws from."""
-    splits = read_splits(data)
-    if "train" in splits and (eval_data is not None or len(splits) > 1):
-        (rows,) = read_rows([(splits, "train", False)], task, settings)
-        return rows
-    rows, _ = both_rows(task, data, eval_data, settings, needs_labels=False)
-    return rows
-
-
 def divided_rows(
-    task: LabelTask, data: Any, eval_data: Any, settings: Settings
-) -> tuple[list[Row], list[Row], list[Row]]:
+    task: LabelTask, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool
+) -> tuple[list[Row], list[Row], list[Row] | None]:
     """Rows to score and calibrate on, to choose a step on, and to test on.
 
-    These are the training, validation and test splits where the data has them. A missing one is a seeded, stratified
-    part of another; a single table is divided in three.
+    These are the training, validation and test splits where the data has them. If there is only one of the latter two,
+    it serves both uses, a part of its rows each: a model knows its training rows too well. A single table is divided in
+    three, or in two if it is small.
     """
+    pool, validation, test = _splits_by_use(task, data, eval_data, settings, needs_labels=needs_labels)
+    if validation is None and test is None:
+        if len({row.words for row in pool}) < LITTLE:
+            pool, validation = split_rows(pool, settings.samples, settings.seed)
+            warnings.warn(
+                f"There are only {len(pool) + len(validation)} rows, so the step is chosen and its quality reported on "
+                f"the same {len(validation)} rows: the report may be too good. Give {LITTLE} rows or more.",
+                stacklevel=3,
+            )
+        else:
+            pool, test = _held_out(pool, settings.seed + 1, TEST)
+            pool, validation = _held_out(pool, settings.seed, EVALUATION)
+    elif validation is None and test is not None:
+        labelled = settings.labels == "own" or all(row.label is not None for row in pool)
+        if eval_data is not None and labelled:
+            pool, validation = _held_out(pool, settings.seed, EVALUATION)
+        else:
+            test, validation = _held_out(test, settings.seed, EVALUATION, share=2)
+    elif validation is not None and test is None:
+        validation, test = _held_out(validation, settings.seed, TEST, share=2)
+    assert validation is not None
+    pool = _without_texts(pool, [*validation, *(test or [])])
+    validation = sampled(validation, settings.eval_samples, settings.seed)
+    test = None if test is None else sampled(test, settings.eval_samples, settings.seed)
+    _log_counts({SCORING: _scored(pool, settings), EVALUATION: validation, TEST: test})
+    return pool, validation, test
+
+
+def compared_rows(
+    task: LabelTask, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool
+) -> tuple[list[Row], list[Row]]:
+    """Rows to draw scoring samples and calibration rows from, and test rows: no step is chosen on other rows."""
+    pool, validation, test = _splits_by_use(task, data, eval_data, settings, needs_labels=needs_labels)
+    if test is None and validation is None:
+        pool, test = _held_out(pool, settings.seed + 1, TEST)
+    rows = validation if test is None else test
+    assert rows is not None
+    pool = _without_texts(pool, rows)
+    rows = sampled(rows, settings.eval_samples, settings.seed)
+    _log_counts({SCORING: _scored(pool, settings), EVALUATION: rows})
+    return pool, rows
+
+
+def _splits_by_use(
+    task: LabelTask, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool
+) -> tuple[list[Row], list[Row] | None, list[Row] | None]:
+    """The rows of the splits that the data has, for training, validation and test; the first always exists."""
     needed = settings.labels == "data"
     splits = read_splits(data)
-    splits = labelled_splits(splits, settings) if needed else splits
+    if needed:
+        splits = {name: splits[name] for name in splits if name == "train" and not needs_labels} | labelled_splits(
+            splits, settings
+        )
     tests = None if eval_data is None else read_splits(eval_data)
-    wanted: list[tuple[Splits, str, bool]] = [(splits, name, needed) for name in splits]
+    for_all = needs_labels or (len(splits) == 1 and tests is None)
+    wanted: list[tuple[Splits, str, bool]] = [
+        (splits, name, needed and (for_all or name in ("validation", "test"))) for name in splits
+    ]
     if tests is not None:
         name = next(each for each in ("test", "validation", WHOLE, "train") if each in tests)
         wanted.append((tests, name, needed))
     tables = read_rows(wanted, task, settings)
     named = dict(zip(splits, tables, strict=False))
-    whole = named.pop(WHOLE, None)
-    test = tables[-1] if tests is not None else named.pop("test", None)
-    validation = named.pop("validation", None)
-    pool = named.pop("train", None)
-    if pool is None:
-        pool = whole if whole is not None else validation if validation is not None else test
-        validation = None if pool is validation else validation
-        test = None if pool is test and tests is None else test
-    assert pool is not None
-    if test is None:
-        pool, test = _held_out(pool, settings, TEST)
-    if validation is None:
-        pool, validation = _held_out(pool, settings, EVALUATION)
-    pool = _without_texts(pool, [*validation, *test])
-    if not pool:
-        raise DataError("All rows to score on are also evaluation rows: give rows with other texts.")
-    validation, test = (sampled(rows, settings.eval_samples, settings.seed) for rows in (validation, test))
-    counts = {SCORING: min(settings.samples or len(pool), len(pool)), EVALUATION: len(validation), TEST: len(test)}
-    for name, count in counts.items():
-        log.info("%s: %d rows", {EVALUATION: "choosing a step", TEST: "the final test"}.get(name, name), count)
-    return pool, validation, test
+    test = tables[-1] if tests is not None else named.get("test")
+    pools = (name for name in ("train", WHOLE, "validation", "test") if name in named)
+    first = next(pools)
+    validation = named.get("validation") if first != "validation" else None
+    return named[first], validation, None if first == "test" and tests is None else test
 
 
-def _held_out(rows: list[Row], settings: Settings, what: str) -> tuple[list[Row], list[Row]]:
-    """A quarter of the rows, at most HELD_OUT, taken out of them for another use."""
-    held, rest = split_rows(rows, min(max(len(rows) // 4, 1), HELD_OUT), settings.seed + (what == TEST))
-    log.info("%d rows are held out for %s", len(held), "the final test" if what == TEST else "choosing a step")
+def _scored(pool: list[Row], settings: Settings) -> list[Row]:
+    return pool[: settings.samples] if settings.samples else pool
+
+
+def _log_counts(sets: Mapping[str, Sequence[Row] | None]) -> None:
+    words = {
+        SCORING: "scoring",
+        EVALUATION: "choosing a step" if TEST in sets else "evaluation",
+        TEST: "the final test",
+    }
+    for use, rows in sets.items():
+        if rows is not None:
+            log.info("%s: %d rows", words[use], len(rows))
+
+
+def _held_out(rows: list[Row], seed: int, use: str, share: int = 4) -> tuple[list[Row], list[Row]]:
+    """Rows without a part of them, at most HELD_OUT, and that part, which has another use."""
+    held, rest = split_rows(rows, min(max(len(rows) // share, 1), HELD_OUT), seed)
+    log.info("%d rows are held out for %s", len(held), "the final test" if use == TEST else "choosing a step")
     return rest, held
 
 
@@ -120,9 +175,25 @@ def _without_texts(rows: list[Row], others: Sequence[Row]) -> list[Row]:
     """The rows whose text is not among the others."""
     texts = {row.words for row in others}
     kept = [row for row in rows if row.words not in texts]
+    if not kept:
+        warn_of_overlap([row.words for row in rows], [row.words for row in others])
+        return rows
     if len(kept) < len(rows):
         log.info("%d rows are left out: their texts are also evaluation or test rows", len(rows) - len(kept))
     return kept
+
+
+FEW = 100
+"""Fewer evaluation rows than this say little: the interval of a share is then up to 20 points wide."""
+
+
+def warn_of_few_rows(evaluation: Batches) -> None:
+    """Warn if quality is measured on so few rows that a difference of some points is noise."""
+    if evaluation.rows < FEW:
+        warnings.warn(
+            f"Only {evaluation.rows} evaluation rows: a difference of some points is noise. Give {FEW} or more.",
+            stacklevel=3,
+        )
 
 
 TOKENS_PER_CHANNEL = 10

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,9 +16,9 @@ from greedy_gnorm.model.sites import Sites
 from greedy_gnorm.passes.layers import outputs
 from greedy_gnorm.passes.processes import gather_rows
 from greedy_gnorm.phases import counted
-from greedy_gnorm.tasks.intervals import difference_interval, quality_interval
+from greedy_gnorm.tasks.intervals import Interval, paired_intervals, quality_interval
 from greedy_gnorm.tasks.task import Task, task_of
-from greedy_gnorm.units import Matrix
+from greedy_gnorm.units import Matrix, pack_rows
 
 AGREEMENT = "agreement"
 """The quality where labels are the unpruned model's predictions: the task's leading measure with these labels."""
@@ -48,24 +49,46 @@ def _by_source(batches: Batches, statistics: Matrix) -> dict[str, Matrix]:
     }
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """The quality on some rows: all measures, the interval of the leading one, and which rows are right, packed.
+
+    Rows are right or wrong where the leading measure is the share of those that are right.
+    """
+
+    quality: Mapping[str, float]
+    interval: tuple[float, float]
+    right: str | None = None
+
+
+def judge(sites: Sites, batches: Batches, measure: str) -> Evaluation:
+    """The quality on these rows and those of the other processes, led by a measure."""
+    task, statistics = task_of(sites.model), row_statistics(sites, batches).numpy()
+    source, name = (PREDICTED, task.quality) if measure == AGREEMENT else (LABELS, measure)
+    table = _by_source(batches, statistics)[source]
+    right = task.right_rows(table, name)
+    return Evaluation(
+        measures(task, batches, statistics),
+        quality_interval(task, table, name),
+        None if right is None else pack_rows(right),
+    )
+
+
 def tested(before: Sites, after: Sites, batches: Batches) -> dict[str, Any]:
-    """The quality of two models on the same rows, with 95 % intervals of the leading measure and of its change."""
+    """The quality of two models on the same rows, with 95 % intervals of every measure and of its change."""
     task = task_of(before.model)
     tables = [row_statistics(sites, batches).numpy() for sites in (before, after)]
     qualities = [measures(task, batches, table) for table in tables]
-    intervals = {}
+    intervals: dict[str, dict[str, Interval]] = {}
     for source in batches.judged_by:
-        first, second = (_by_source(batches, table)[source] for table in tables)
-        name = AGREEMENT if source == PREDICTED else task.quality
-        intervals[name] = {
-            "before": list(quality_interval(task, first)),
-            "after": list(quality_interval(task, second)),
-            "change": list(difference_interval(task, first, second)),
-        }
+        found = paired_intervals(task, *(_by_source(batches, table)[source] for table in tables))
+        intervals |= {AGREEMENT: found[task.quality]} if source == PREDICTED else found
     return {
         "rows": len(tables[0]),
         "quality": {name: [quality[name] for quality in qualities] for name in qualities[0]},
-        "intervals": intervals,
+        "intervals": {
+            name: {side: list(interval) for side, interval in sides.items()} for name, sides in intervals.items()
+        },
     }
 
 

@@ -1,22 +1,27 @@
-"""The steps of a run that a user may prefer: free of loss, at some losses, and the fastest."""
+"""The steps of a run that a user may prefer: free of loss, at some losses, the knee, and the fastest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from greedy_gnorm.pruning.rules import within_drop
-from greedy_gnorm.units import Measure, Step
+from greedy_gnorm.errors import GnormError
+from greedy_gnorm.pruning.curves import knee_of
+from greedy_gnorm.pruning.rules import last_within, parse_drop
+from greedy_gnorm.units import Measure, Step, removed_by
 
-LOSSES = {"free": 0.0, "-0.5 points": 0.005, "-1 point": 0.01, "-2 points": 0.02}
+LOSSES = {"free": 0.0, "-0.5 points": 0.005, "-1 point": 0.01, "-2 points": 0.02, "-5 points": 0.05}
 """The losses that choices are named after."""
-FASTEST = "fastest"
+KNEE, FASTEST = "knee", "fastest"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A step by name, its quality and cost, and its speed relative to the unpruned model: promised and measured."""
+    """A step by name: the units that it has removed, its quality with a 95 % interval, its size and speed.
+
+    Speeds are relative to the unpruned model: promised by the multiplications or times by width, and measured.
+    """
 
     name: str
     step: int
@@ -27,24 +32,33 @@ class Choice:
     promised: float | None = None
     measured: float | None = None
     milliseconds: float | None = None
+    removed: int | None = None
+    interval: tuple[float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for run.json."""
-        return asdict(self)
+        return {**asdict(self), "interval": None if self.interval is None else list(self.interval)}
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Choice:
+    def from_json(cls, content: Mapping[str, Any]) -> Choice:
         """Read what `to_json` wrote; entries of a later version are left out."""
-        return cls(**{name: content[name] for name in cls.__dataclass_fields__ if name in content})
+        known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
+        interval = known.get("interval")
+        return cls(**{**known, "interval": None if interval is None else (interval[0], interval[1])})
+
+    @property
+    def speed(self) -> float | None:
+        """How many times faster than the unpruned model: measured where it was, else promised."""
+        return self.measured or self.promised
 
 
-def choose(steps: Sequence[Step], measure: Measure) -> list[Choice]:
-    """The smallest step within each loss, and the last step; a step that several names share has the first of them."""
-    named = {
-        name: max(place for place, step in enumerate(steps) if within_drop(step, steps, loss, measure))
-        for name, loss in LOSSES.items()
-    }
-    named[FASTEST] = len(steps) - 1
+def choose(steps: Sequence[Step], measure: Measure, *, fastest: bool) -> list[Choice]:
+    """The smallest step within each loss, the knee, and the last step if `fastest`.
+
+    A step that several names share has the first of them.
+    """
+    named = {name: last_within(steps, loss, measure) for name, loss in LOSSES.items()}
+    named |= {FASTEST: len(steps) - 1} if fastest else {KNEE: knee_of(steps, measure)}
     first = steps[0].cost
     found: dict[int, Choice] = {}
     for name, place in named.items():
@@ -53,7 +67,23 @@ def choose(steps: Sequence[Step], measure: Measure) -> list[Choice]:
             promised = first.milliseconds / step.cost.milliseconds
         elif first.multiplications and step.cost.multiplications:
             promised = first.multiplications / step.cost.multiplications
-        choice = Choice(name, place, measure.of(step), step.parameters, step.bytes, step.cost.multiplications, promised)
+        gone = len(removed_by(steps[: place + 1]))
+        size = step.parameters, step.bytes, step.cost.multiplications
+        choice = Choice(name, place, measure.of(step), *size, promised=promised, removed=gone, interval=step.interval)
         if place:  # the unpruned model is no choice
             found.setdefault(place, choice)
     return list(found.values())
+
+
+def find_step(steps: Sequence[Step], wanted: int | str, measure: Measure) -> int:
+    """The number of a step: itself, or the one that `drop=0.01`, `free`, `knee` or another choice names."""
+    if isinstance(wanted, int):
+        if not 0 <= wanted < len(steps):
+            raise GnormError(f"There is no step {wanted}: the run has steps 0 to {len(steps) - 1}.")
+        return wanted
+    if wanted == KNEE:
+        return knee_of(steps, measure)
+    if wanted in LOSSES or wanted.startswith("drop="):
+        loss = LOSSES[wanted] if wanted in LOSSES else parse_drop(wanted.removeprefix("drop="), measure)
+        return last_within(steps, loss, measure)
+    raise GnormError(f"Can't find the step {wanted!r}: give its number, 'drop=0.01', 'free' or 'knee'.")

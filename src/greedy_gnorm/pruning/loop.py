@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +13,7 @@ from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.errors import GnormError, NonFiniteScore
 from greedy_gnorm.model.sites import Sites
 from greedy_gnorm.model.surgery import remove
-from greedy_gnorm.passes.evaluation import evaluate
+from greedy_gnorm.passes.evaluation import Evaluation, judge
 from greedy_gnorm.pruning.budget import Budget, bundles, by_rank, pick_round
 from greedy_gnorm.pruning.costs import Costs
 from greedy_gnorm.pruning.methods import Method
@@ -45,7 +45,7 @@ class Memory:
     """Results by the set of removed units, shared by walks of the same model over the same rows."""
 
     scores: dict[tuple[object, frozenset[Unit]], Scores] = field(default_factory=dict)
-    quality: dict[tuple[object, frozenset[Unit]], Mapping[str, float]] = field(default_factory=dict)
+    quality: dict[tuple[object, frozenset[Unit]], Evaluation] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -142,13 +142,14 @@ def _measure_step(
     with _timed(seconds, "evaluate"):
         key = plan.recovery_key if removed else (), frozenset(sites.removed())
         if key not in plan.memory.quality:
-            plan.memory.quality[key] = evaluate(sites, plan.evaluation)
-        quality = plan.memory.quality[key]
-    if not all(map(math.isfinite, quality.values())):
+            plan.memory.quality[key] = judge(sites, plan.evaluation, plan.rules.measure.name)
+        found = plan.memory.quality[key]
+    if not all(map(math.isfinite, found.quality.values())):
         raise NonFiniteScore(
-            f"The quality at step {number} is NaN or infinite: {dict(quality)}. Check the weights for NaN."
+            f"The quality at step {number} is NaN or infinite: {dict(found.quality)}. Check the weights for NaN."
         )
-    return Step(number, removed, scores, quality, plan.costs.of(sites), seconds)
+    cost = plan.costs.of(sites)
+    return Step(number, removed, scores, found.quality, cost, seconds, None, found.interval, found.right)
 
 
 @contextmanager

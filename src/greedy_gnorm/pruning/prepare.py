@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +16,26 @@ import torch
 from torch import nn
 
 from greedy_gnorm.data.batches import Batches
-from greedy_gnorm.data.loading import both_batches, is_ready
 from greedy_gnorm.data.sets import (
     CALIBRATION,
     EVALUATION,
     SCORING,
     TEST,
-    calibration_batches,
-    calibration_pool,
-    divided_batches,
+    run_batches,
     warn_of_few_tokens,
 )
-from greedy_gnorm.errors import GnormError, UnsupportedModel
+from greedy_gnorm.errors import DataError, GnormError, UnsupportedModel
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
 from greedy_gnorm.model.sites import UNIT_PLURALS, Sites, find_sites
 from greedy_gnorm.passes.calibration import Calibration
-from greedy_gnorm.passes.evaluation import AGREEMENT, with_drawn_labels, with_predictions
+from greedy_gnorm.passes.evaluation import AGREEMENT, LABELS, with_drawn_labels, with_predictions
 from greedy_gnorm.passes.processes import shard
 from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.budget import Budget, parse_budget
 from greedy_gnorm.pruning.costs import Costs, Times, measured_times, shape_for
 from greedy_gnorm.pruning.loop import Plan, Protection
 from greedy_gnorm.pruning.methods import METHODS, Method, resolve_method
-from greedy_gnorm.pruning.rules import COUNTING, Rules, Situation, compression_rules, parse_rules
+from greedy_gnorm.pruning.rules import Rules, Situation, compression_rules, parse_rules
 from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
 from greedy_gnorm.settings import TARGETS, Savings, Settings
 from greedy_gnorm.tasks.objectives import with_reference
@@ -84,6 +81,7 @@ def prepare_run(
         sets[SCORING] = sets[SCORING].sharing(sets[EVALUATION])
     own = shard(sets[SCORING])
     measure = quality_measure(sites.model, settings)
+    check_judged(sets, measure)
     protection, costs = protection_for(settings, sites), costs_for(settings, sites, model, sets, times)
     situation = situation_of(sites, protection, costs, measure)
     budget = rules = None
@@ -110,20 +108,13 @@ def prepare_run(
 
 
 def load_sets(model: Any, tokenizer: Any, data: Any, eval_data: Any, settings: Settings) -> dict[str, Batches]:
-    """The rows of a run by use: two sets to prune, four to compress, and calibration rows where maps are fitted."""
-    task = task_of(model)
+    """The rows of a run by use, with calibration rows where output maps are fitted."""
     method, score, objective = resolve_method(settings)
-    if method.in_rounds:
-        return divided_batches(model, tokenizer, task, data, eval_data, settings)
     needs_labels = score.asks_for_labels(objective) and settings.labels == "data"
-    scoring, evaluation = both_batches(model, tokenizer, task, data, eval_data, settings, needs_labels=needs_labels)
-    sets = {SCORING: scoring, EVALUATION: evaluation}
-    if method.recover != "none" and is_ready(data):
-        sets[CALIBRATION] = scoring
-    elif method.recover != "none":
-        pool = calibration_pool(task, data, eval_data, settings)
-        sets[CALIBRATION] = calibration_batches(pool, model, tokenizer, settings)
-    return sets
+    return run_batches(
+        model, tokenizer, task_of(model), data, eval_data, settings,
+        needs_labels=needs_labels, calibrated=method.recover != "none",
+    )  # fmt: skip
 
 
 def units_for(settings: Settings) -> str:
@@ -141,19 +132,30 @@ def rules_for(settings: Settings, budget: Budget, measure: Measure) -> Rules:
 
 
 def quality_measure(model: Any, settings: Settings) -> Measure:
-    """The measure that rules follow: the task's own, or the agreement with the unpruned model without labels."""
-    measure = task_of(model).measure
-    return measure if settings.labels == "data" else Measure(AGREEMENT, measure.higher_is_better, measure.largest)
+    """The measure that rules follow: the one that the user names, else the task's own, or the agreement with the
+    unpruned model where scores use its own labels."""
+    task = task_of(model)
+    if settings.labels == "own" and settings.metric in (None, AGREEMENT):
+        return replace(task.measure(), name=AGREEMENT)
+    return task.measure(settings.metric)
+
+
+def check_judged(sets: Mapping[str, Batches], measure: Measure) -> None:
+    """Refuse a measure that needs labels on rows without them."""
+    if measure.name != AGREEMENT and any(
+        LABELS not in sets[use].judged_by for use in (EVALUATION, TEST) if use in sets
+    ):
+        raise DataError(
+            f"Measuring {measure.name} requires labels, but the evaluation rows have none: leave out --metric for the "
+            f"agreement with the unpruned model."
+        )
 
 
 def costs_for(
     settings: Settings, sites: Sites, model: Any, sets: Mapping[str, Batches], times: Times | None = None
 ) -> Costs:
-    """What is counted: parameters, and where a target asks for them, multiplications and measured times."""
+    """What is counted: parameters, multiplications, and measured times where a target asks for them."""
     size = next(model.parameters()).element_size()
-    rules = {part.strip().partition("=")[0] for text in settings.stop for part in text.split(",")}
-    if not (METHODS[settings.method].in_rounds or rules & set(COUNTING)):
-        return Costs(sites, size)
     shape = shape_for(settings.shape, sets[EVALUATION])
     if times is None and (settings.speedup is not None or settings.latency is not None):
         with phase("Measuring widths"):

@@ -34,7 +34,7 @@ def last(history: History) -> int:
 
 @dataclass(frozen=True)
 class Rule:
-    """`check` returns the reason to stop, or None; `choose` the solution among the steps if this rule stopped the run.
+    """`check` returns the reason to stop, or None; `choose` the last step that this rule allows as the solution.
 
     `limit` is the largest number of heads to remove; with `at_knee` the solution is the knee of the curve.
     """
@@ -85,8 +85,8 @@ class Rules:
         return next((reason for rule in self.rules if (reason := rule.check(history))), None)
 
     def solution(self, history: History) -> int:
-        """The chosen step: the earliest one chosen by a rule that fired, or the knee of the curve up to it."""
-        end = min((rule.choose(history) for rule in self.rules if rule.check(history)), default=last(history))
+        """The chosen step: the earliest one that a rule chooses, or the knee of the curve up to it."""
+        end = min(rule.choose(history) for rule in self.rules)
         return knee_of(history[: end + 1], self.measure) if any(rule.at_knee for rule in self.rules) else end
 
 
@@ -188,10 +188,6 @@ def speedup(argument: str, situation: Situation) -> Rule:
     return _work_rule(f"speedup={argument}", 1 / times, cost, situation)
 
 
-COUNTING = ("macs", "speedup")
-"""The rules that need the number of multiplications."""
-
-
 def _work_rule(text: str, share: float, start: int | None, situation: Situation) -> Rule:
     assert start is not None
     assert situation.least.multiplications is not None
@@ -215,10 +211,35 @@ def within_drop(step: Step, history: History, allowed: float, measure: Measure) 
     return measure.worth(measure.of(step)) >= measure.worth(measure.of(history[0])) - allowed - 1e-12
 
 
-PATIENCE = 2
-"""The rounds in a row that must be below the limit before a compression ends."""
-EXPLORED = 0.02
-"""A compression looks at models that lose so much, even if fewer points are allowed, to offer them as choices."""
+PATIENCE = 3
+"""The steps in a row that must be below a limit before it counts as passed: one dip does not end a run."""
+EXPLORED = 0.05
+"""A run looks at models that lose so much, even if less is allowed, to offer them as choices."""
+
+
+def last_within(history: History, allowed: float, measure: Measure) -> int:
+    """The last step that loses at most so much, before more is lost in PATIENCE steps in a row."""
+    found, below = 0, 0
+    for place, step in enumerate(history):
+        if within_drop(step, history, allowed, measure):
+            found, below = place, 0
+        elif (below := below + 1) == PATIENCE:
+            break
+    return found
+
+
+def _drop_rule(text: str, allowed: float, measure: Measure) -> Rule:
+    """Goes on until clearly more is lost than allowed; the solution is the last step within what is allowed."""
+    limit = max(allowed, EXPLORED)
+
+    def check(history: History) -> str | None:
+        recent = history[-PATIENCE:]
+        if len(history) <= PATIENCE or any(within_drop(step, history, limit, measure) for step in recent):
+            return None
+        verb = "fell" if measure.higher_is_better else "rose"
+        return f"{text}: {measure.name} {verb} by more than {limit:g} in {PATIENCE} steps in a row"
+
+    return Rule(text, check, lambda history: last_within(history, allowed, measure))
 
 
 def compression_rules(reached: Callable[[Step], bool], max_drop: float | None, target: str, measure: Measure) -> Rules:
@@ -229,44 +250,22 @@ def compression_rules(reached: Callable[[Step], bool], max_drop: float | None, t
 
     rules = [Rule(target, target_reached)]
     if max_drop is not None:
-        limit = max(max_drop, EXPLORED)
-
-        def dropped(history: History) -> str | None:
-            recent = history[-PATIENCE:]
-            below = len(history) > PATIENCE and not any(within_drop(s, history, limit, measure) for s in recent)
-            return f"{measure.name} fell by more than {limit:g} in {PATIENCE} rounds" if below else None
-
-        def smallest_within(history: History) -> int:
-            return max(place for place, step in enumerate(history) if within_drop(step, history, max_drop, measure))
-
-        rules = [Rule(target, target_reached, smallest_within), Rule("max_drop", dropped, smallest_within)]
+        rules.append(_drop_rule(f"max_drop={max_drop:g}", max_drop, measure))
     return Rules(tuple(rules), measure)
 
 
-@rule("drop=D", "before quality falls by more than D (0.01 is one point of accuracy)")
+@rule("drop=D", "after quality falls by more than D (0.01 is one point of accuracy); the solution loses at most D")
 def drop(argument: str, situation: Situation) -> Rule:
-    allowed, measure = _number(argument), situation.measure
-    end = math.inf if measure.largest is None else measure.largest
+    return _drop_rule(f"drop={argument}", parse_drop(argument, situation.measure), situation.measure)
+
+
+def parse_drop(argument: str, measure: Measure) -> float:
+    """The loss that is allowed."""
+    allowed, end = _number(argument), math.inf if measure.largest is None else measure.largest
     if allowed is None or not 0 <= allowed < end:
         below = "" if end == math.inf else f" and below {end:g}"
         raise GnormError(f"drop={argument}: D must be at least 0{below}; drop=0.01 or drop=1% allows a loss of 0.01.")
-
-    def first_below(history: History) -> int | None:
-        below = (place for place, step in enumerate(history) if not within_drop(step, history, allowed, measure))
-        return next(below, None)
-
-    def check(history: History) -> str | None:
-        if (place := first_below(history)) is None:
-            return None
-        before, after = measure.of(history[0]), measure.of(history[place])
-        verb = "fell" if measure.higher_is_better else "rose"
-        return f"drop={argument}: {measure.name} {verb} from {before:.4f} to {after:.4f}"
-
-    def choose(history: History) -> int:
-        place = first_below(history)
-        return last(history) if place is None else place - 1
-
-    return Rule(f"drop={argument}", check, choose)
+    return allowed
 
 
 def _never(history: History) -> str | None:

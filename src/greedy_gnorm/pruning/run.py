@@ -14,7 +14,7 @@ from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.sizes import Counts, module_counts
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes.evaluation import AGREEMENT
-from greedy_gnorm.pruning.choices import Choice
+from greedy_gnorm.pruning.choices import Choice, find_step
 from greedy_gnorm.pruning.loop import Plan, prune_steps
 from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.tasks.task import TASKS
@@ -73,7 +73,7 @@ def at_step(
 class Run:
     """A finished run: all steps, the chosen one, and the model pruned to it.
 
-    `test` is the quality on rows that no decision was made on, `choices` the steps that a user may prefer.
+    `test` is the quality on rows that no decision was made on, `offered` the steps that a user may prefer.
     """
 
     steps: list[Step]
@@ -85,13 +85,18 @@ class Run:
     latencies: Sequence[Latency] = ()
     recovery: Recovery | None = None
     test: Mapping[str, Any] | None = None
-    choices: Sequence[Choice] = ()
+    offered: Sequence[Choice] = ()
 
-    def at(self, step: int) -> Any:
-        """A copy of the model as it was after a step."""
+    def choices(self) -> list[Choice]:
+        """The steps that a user may prefer: free of loss, at some losses, the knee or the fastest."""
+        return list(self.offered)
+
+    def at(self, step: int | str) -> Any:
+        """A copy of the model as it was after a step, given by its number or as "drop=0.01", "free" or "knee"."""
+        number = find_step(self.steps, step, self.measure)
         if weights_fingerprint(self.unpruned) != self.header["model"]["weights"]:
             raise GnormError("The unpruned model has changed since this run, so its steps can't be rebuilt.")
-        return at_step(self.unpruned, self.steps, step, units_of(self.header), self.recovery)
+        return at_step(self.unpruned, self.steps, number, units_of(self.header), self.recovery)
 
     @property
     def removed(self) -> list[Unit]:
@@ -139,15 +144,16 @@ class Run:
                 found[name] = [getattr(cost, name) for cost in costs]
         if self.test is not None:
             found["test"] = dict(self.test)
-        if self.choices:
-            found["choices"] = [choice.to_json() for choice in self.choices]
+        if self.offered:
+            found["choices"] = [choice.to_json() for choice in self.offered]
         return found
 
 
 def measure_of(header: Mapping[str, Any]) -> Measure:
-    """The measure that a record follows; its largest value is the task's."""
+    """The measure that a record follows; its largest value is that of the tasks that have it."""
     name = str(header["quality"])
-    largest = next((TASKS[task].largest_quality for task in TASKS if name in (TASKS[task].quality, AGREEMENT)), None)
+    known = (each for task in TASKS for each in TASKS[task].metrics if name in (each.name, AGREEMENT))
+    largest = next((each.largest for each in known), None)
     return Measure(name, bool(header.get("higher_is_better", True)), largest)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.records import compact
 from greedy_gnorm.settings import SETTINGS, Settings
-from greedy_gnorm.units import ATTENTION, UNIT_WORDS, Step, Unit
+from greedy_gnorm.units import ATTENTION, UNIT_WORDS, Step, Unit, unpack_rows
 
 MOST_UNITS = 1_000_000
 """More than any model has; it limits what reading a damaged file can allocate."""
@@ -39,6 +39,10 @@ def _positive(value: Any) -> bool:
 
 def _score(value: Any) -> bool:
     return value is None or value in ("inf", "-inf") or (isinstance(value, float | int) and abs(value) < math.inf)
+
+
+def _interval(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_number, value))
 
 
 def _nothing_or(inner: Any) -> Callable[[Any], bool]:
@@ -122,6 +126,8 @@ RUN: dict[str, Any] = {
                 "promised?": _nothing_or(_positive),
                 "measured?": _nothing_or(_positive),
                 "milliseconds?": _nothing_or(_positive),
+                "removed?": _nothing_or(_count),
+                "interval?": _nothing_or(_interval),
             }
         ],
     },
@@ -151,6 +157,8 @@ STEP: dict[str, Any] = {
     "milliseconds?": _positive,
     "seconds": {"*": _number},
     "stop": _nothing_or(_word),
+    "interval?": _interval,
+    "right?": _word,
     "seal?": _word,
 }
 """A line of journal.jsonl."""
@@ -226,6 +234,8 @@ def steps_fault(header: Mapping[str, Any], steps: list[Step]) -> str | None:
         fault = _units_fault(step.removed, sites, gone) or _scores_fault(step, sites, gone)
         if header["quality"] not in step.quality or step.quality.keys() != steps[0].quality.keys():
             fault = f"its measures of quality are {', '.join(step.quality)}"
+        if step.right is not None and not _fits(step.right, header["data"]["evaluation"]["rows"]):
+            fault = "the rows that are right are not those of the evaluation rows"
         if step.parameters == 0 or step.bytes == 0:
             fault = "the model has no parameters"
         if step.stop is not None and step is not steps[-1]:
@@ -238,6 +248,14 @@ def steps_fault(header: Mapping[str, Any], steps: list[Step]) -> str | None:
     if header.get("result", {}).get("solution", 0) >= max(len(steps), 1):
         return f"the solution is step {header['result']['solution']}, which does not exist"
     return None
+
+
+def _fits(right: str, rows: int) -> bool:
+    try:
+        unpack_rows(right, rows)
+    except ValueError:  # binascii's error is one too
+        return False
+    return True
 
 
 def line_fault(line: Any) -> str | None:

@@ -82,10 +82,10 @@ def _compressed(run: Run) -> tuple[str, str]:
     ]
     if run.test is not None:
         parts.append(as_markdown(*test_table(run.test, run.measure)).rstrip())
-    if run.choices:
+    if run.offered:
         parts += [
             f"Other steps of the same run (its step {step} is this model):",
-            as_markdown(*choices_table(run.choices, run.steps[0], run.measure)).rstrip(),
+            as_markdown(*choices_table(run.offered, run.steps[0], run.measure)).rstrip(),
         ]
     return "\n\n".join([*parts, ""]), "".join(_left(kept, step) for kept in kinds)
 

@@ -79,8 +79,8 @@ def _tables(run: Run) -> Iterator[tuple[str, tuple[Sequence[str], Sequence[Seque
         yield "latency", (LATENCY_COLUMNS, [latency_cells(latency) for latency in run.latencies])
     if run.test is not None:
         yield "test", test_table(run.test, run.measure)
-    if run.choices:
-        yield "choices", choices_table(run.choices, run.steps[0], run.measure)
+    if run.offered:
+        yield "choices", choices_table(run.offered, run.steps[0], run.measure)
 
 
 def _figures(run: Run) -> Iterator[tuple[str, Figure]]:

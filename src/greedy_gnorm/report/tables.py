@@ -10,7 +10,7 @@ from typing import Any
 
 from greedy_gnorm.comparison.analysis import Comparison, solutions_table, summary_table
 from greedy_gnorm.model.sizes import MEGABYTE, Counts
-from greedy_gnorm.pruning.choices import Choice
+from greedy_gnorm.pruning.choices import KNEE, LOSSES, Choice
 from greedy_gnorm.units import Latency, Measure, Step
 
 Quality = tuple[str, float, float]
@@ -156,38 +156,26 @@ def _with_interval(value: float, interval: Sequence[float] | None, form: str = "
 
 def choices_table(choices: Sequence[Choice], first: Step, measure: Measure) -> tuple[list[str], list[list[str]]]:
     """Columns and cells of the steps that a user may prefer, after the unpruned model."""
-    rows = [
-        [
-            "unpruned",
-            "0",
-            f"{measure.of(first):.4f}",
-            "",
-            f"{first.parameters:,}",
-            megabytes(first.bytes),
-            "100%",
-            "",
-            "",
-        ]
-    ]
+    size = [f"{first.parameters:,}", megabytes(first.bytes)]
+    rows = [["unpruned", "0", *size, "1", _with_interval(measure.of(first), first.interval), ""]]
     for choice in choices:
-        work = (
-            f"{choice.multiplications / first.cost.multiplications:.1%}"
-            if first.cost.multiplications and choice.multiplications
-            else ""
-        )
-        speeds = [f"{value:.2f}" if value else "" for value in (choice.promised, choice.measured)]
-        change = f"{choice.quality - measure.of(first):+.4f}"
-        size = [f"{choice.parameters:,}", megabytes(choice.bytes), work]
-        rows.append([choice.name, str(choice.step), f"{choice.quality:.4f}", change, *size, *speeds])
-    columns = [
-        "choice",
-        "step",
-        measure.name,
-        "change",
-        "parameters",
-        "MB",
-        "multiplications",
-        "promised speed",
-        "measured",
-    ]
-    return columns, rows
+        gone = "" if choice.removed is None else f"{choice.removed:,}"
+        size = [f"{choice.parameters:,}", megabytes(choice.bytes)]
+        quality = _with_interval(choice.quality, choice.interval)
+        rows.append([choice.name, gone, *size, _speed(choice), quality, take_option(choice)])
+    quality = f"{measure.name.replace('_', ' ')} (95 % interval)"
+    return ["choice", "units gone", "parameters", "MB", "speed", quality, "take it with"], rows
+
+
+def _speed(choice: Choice) -> str:
+    """How many times faster: measured, else as promised, which is marked."""
+    if choice.measured:
+        return f"{choice.measured:.2f}x"
+    return f"~{choice.promised:.2f}x" if choice.promised else ""
+
+
+def take_option(choice: Choice) -> str:
+    """The option of `gnorm prune --from-run` that takes a choice."""
+    if choice.name in LOSSES:
+        return f"--at {'free' if choice.name == 'free' else f'drop={LOSSES[choice.name]:g}'}"
+    return f"--at {choice.name}" if choice.name == KNEE else f"--at-step {choice.step}"

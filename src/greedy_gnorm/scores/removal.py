@@ -94,9 +94,8 @@ def _quality_without(sites: Sites, batches: Batches, heads: Collection[Unit]) ->
         if len(gate) and not gate.all():
             values[site.index] = gate
     with gates(sites, values):
-        task = task_of(sites.model)
-        quality = evaluate(sites, batches)[task.quality]
-    return quality if task.higher_is_better else -quality
+        measure = task_of(sites.model).measure()
+        return measure.worth(evaluate(sites, batches)[measure.name])
 
 
 def _as_vectors(sites: Sites, heads: list[Unit], values: Vector) -> list[Vector]:

@@ -6,21 +6,29 @@ torch and scikit-learn take seconds to load, so they are imported where they com
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from greedy_gnorm.data.columns import LabelColumn
 from greedy_gnorm.data.rows import Label
 from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.settings import Settings
+from greedy_gnorm.tasks.counts import macro_f1, matthews, micro_f1
 from greedy_gnorm.tasks.labels import map_by_name_or_number, map_sets
 from greedy_gnorm.tasks.task import Task, register_task
-from greedy_gnorm.units import Matrix, Vector
+from greedy_gnorm.units import Matrix, Measure, Vector
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
+
+ACCURACY, MACRO_F1, MICRO_F1, F1, MCC, R2 = (
+    Measure(name, largest=1.0) for name in ("accuracy", "macro_f1", "micro_f1", "f1", "mcc", "r2")
+)
+LOSS, MEAN_ABSOLUTE_ERROR = (Measure(name, higher_is_better=False) for name in ("loss", "mean_absolute_error"))
 
 
 class SequenceTask(Task):
@@ -28,7 +36,6 @@ class SequenceTask(Task):
 
     auto_class = "AutoModelForSequenceClassification"
     pipeline = "text-classification"
-    largest_quality = 1.0
 
     @classmethod
     def fits(cls, model: nn.Module) -> bool:
@@ -54,11 +61,29 @@ class SingleLabel(SequenceTask):
     """One correct class per row."""
 
     name = "single_label_classification"
-    quality = "accuracy"
+    metrics = (ACCURACY, MACRO_F1, F1, MCC, LOSS)
     one_class = True
+
+    def offered_metrics(self) -> Sequence[Measure]:
+        """F1 is that of the second of two classes."""
+        return [each for each in self.metrics if each != F1 or self.config.num_labels == 2]
 
     def map_labels(self, columns: Sequence[LabelColumn], settings: Settings) -> list[list[Label]]:
         return map_by_name_or_number(columns, self.config, settings.label_map)
+
+    def doubts(self, labels: Sequence[Any], quality: Mapping[str, float]) -> list[str]:
+        counts, found = Counter(labels), []
+        names = self.config.id2label
+        if missing := [str(names[label]) for label in range(self.config.num_labels) if not counts[label]]:
+            shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+            found.append(f"No evaluation row has the label {shown}: quality there is not measured.")
+        chance = max(counts.values()) / len(labels)
+        if quality["accuracy"] <= chance:
+            found.append(
+                f"The unpruned model's accuracy is {quality['accuracy']:.1%}, not above the {chance:.1%} of always "
+                f"answering {names[counts.most_common(1)[0][0]]}. Check the model and the labels (--label-map)."
+            )
+        return found
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         from torch.nn import functional
@@ -73,9 +98,8 @@ class SingleLabel(SequenceTask):
 
         return torch.multinomial(outputs.double().softmax(-1).cpu(), 1, generator=chance)[:, 0].to(outputs.device)
 
-    def row_quality(self, statistics: Matrix) -> Vector | None:
-        right: Vector = (statistics[:, 0] == statistics[:, 1]).astype(np.float64)
-        return right
+    def right_rows(self, statistics: Matrix, measure: str) -> NDArray[np.bool_] | None:
+        return statistics[:, 0] == statistics[:, 1] if measure == ACCURACY.name else None
 
     def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Label, prediction, loss."""
@@ -87,11 +111,31 @@ class SingleLabel(SequenceTask):
         from sklearn import metrics
 
         labels, predicted = statistics[:, 0].astype(int), statistics[:, 1].astype(int)
-        return {
+        found = {
             "accuracy": float(metrics.accuracy_score(labels, predicted)),
             "macro_f1": float(metrics.f1_score(labels, predicted, average="macro", zero_division=0)),
+            "mcc": float(metrics.matthews_corrcoef(labels, predicted)),
             "loss": mean(statistics[:, 2]),
         }
+        if self.config.num_labels == 2:
+            found["f1"] = float(metrics.f1_score(labels, predicted, zero_division=0))
+        return found
+
+    def resampled(self, statistics: Matrix, weights: NDArray[np.int64]) -> Mapping[str, Vector]:
+        classes = np.arange(self.config.num_labels)
+        labels, predicted = (statistics[:, place, None] == classes for place in (0, 1))
+        samples = weights.astype(np.float64)
+        rows, both = samples.sum(axis=1), samples @ (labels & predicted)
+        counts = samples @ labels, samples @ predicted, both
+        found = {
+            "accuracy": both.sum(axis=1) / rows,
+            "macro_f1": macro_f1(*counts),
+            "mcc": matthews(*counts),
+            "loss": samples @ statistics[:, 2] / rows,
+        }
+        if self.config.num_labels == 2:
+            found["f1"] = micro_f1(*(each[:, 1:] for each in counts))
+        return found
 
 
 @register_task
@@ -99,7 +143,7 @@ class MultiLabel(SequenceTask):
     """Any number of labels per row."""
 
     name = "multi_label_classification"
-    quality = "micro_f1"
+    metrics = (MICRO_F1, MACRO_F1, ACCURACY, LOSS)
 
     def map_labels(self, columns: Sequence[LabelColumn], settings: Settings) -> list[list[Label]]:
         return map_sets(columns, self.config, settings.label_map)
@@ -126,8 +170,7 @@ class MultiLabel(SequenceTask):
     def measures(self, statistics: Matrix) -> Mapping[str, float]:
         from sklearn import metrics
 
-        count = statistics.shape[1] // 2
-        labels, predicted = statistics[:, :count].astype(int), statistics[:, count : 2 * count].astype(int)
+        labels, predicted = self._sides(statistics)
         return {
             "micro_f1": float(metrics.f1_score(labels, predicted, average="micro", zero_division=0)),
             "macro_f1": float(metrics.f1_score(labels, predicted, average="macro", zero_division=0)),
@@ -135,13 +178,35 @@ class MultiLabel(SequenceTask):
             "loss": mean(statistics[:, -1]),
         }
 
+    def right_rows(self, statistics: Matrix, measure: str) -> NDArray[np.bool_] | None:
+        labels, predicted = self._sides(statistics)
+        right: NDArray[np.bool_] = (labels == predicted).all(axis=1)
+        return right if measure == ACCURACY.name else None
+
+    def resampled(self, statistics: Matrix, weights: NDArray[np.int64]) -> Mapping[str, Vector]:
+        labels, predicted = self._sides(statistics)
+        samples = weights.astype(np.float64)
+        rows, counts = samples.sum(axis=1), (samples @ labels, samples @ predicted, samples @ (labels * predicted))
+        return {
+            "micro_f1": micro_f1(*counts),
+            "macro_f1": macro_f1(*counts, absent=0.0),
+            "accuracy": samples @ (labels == predicted).all(axis=1) / rows,
+            "loss": samples @ statistics[:, -1] / rows,
+        }
+
+    @staticmethod
+    def _sides(statistics: Matrix) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The labels and the predictions, (N, C) each."""
+        count = statistics.shape[1] // 2
+        return statistics[:, :count].astype(np.int64), statistics[:, count : 2 * count].astype(np.int64)
+
 
 @register_task
 class Regression(SequenceTask):
     """A number per row."""
 
     name = "regression"
-    quality = "r2"
+    metrics = (R2, MEAN_ABSOLUTE_ERROR, LOSS)
 
     @classmethod
     def fits(cls, model: nn.Module) -> bool:
@@ -186,6 +251,16 @@ class Regression(SequenceTask):
             "mean_absolute_error": float(metrics.mean_absolute_error(labels, predicted)),
             "loss": mean(statistics[:, 2]),
         }
+
+    def resampled(self, statistics: Matrix, weights: NDArray[np.int64]) -> Mapping[str, Vector]:
+        samples, (labels, predicted, loss) = weights.astype(np.float64), statistics.T
+        rows, errors = samples.sum(axis=1), samples @ np.square(labels - predicted)
+        spread = samples @ np.square(labels) - np.square(samples @ labels) / rows
+        # As in scikit-learn, where all labels are the same: 1 without errors, else 0
+        constant = np.where(errors > 0, 0.0, 1.0)
+        explained = 1 - np.divide(errors, spread, out=1 - constant, where=spread > 1e-12 * rows)
+        found = {"r2": explained, "mean_absolute_error": samples @ np.abs(labels - predicted) / rows}
+        return {**found, "loss": samples @ loss / rows}
 
 
 def mean(values: Any) -> float:

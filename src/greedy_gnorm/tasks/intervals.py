@@ -2,47 +2,63 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 from greedy_gnorm.tasks.task import Task
 from greedy_gnorm.units import Matrix, Vector
 
-RESAMPLES = 1000
-LEVEL = 0.95
+RESAMPLES, AT_ONCE = 1000, 100
+LEVEL, QUANTILE = 0.95, 1.959963984540054
+"""The level of all intervals, and the normal quantile that belongs to it."""
 
 Interval = tuple[float, float]
 
 
-def quality_interval(task: Task, statistics: Matrix) -> Interval:
-    """The interval of the leading measure: Wilson's where rows are right or wrong, else by bootstrap."""
-    from scipy.stats import binomtest  # takes long to import
-
-    right = task.row_quality(statistics)
-    if right is not None and set(np.unique(right)) <= {0.0, 1.0}:
-        wilson = binomtest(int(right.sum()), len(right)).proportion_ci(LEVEL, method="wilson")
-        return float(wilson.low), float(wilson.high)
-    return _middle(np.array([_quality(task, statistics[rows]) for rows in _resamples(len(statistics))]))
+def quality_interval(task: Task, statistics: Matrix, measure: str) -> Interval:
+    """The interval of a measure: Wilson's for a share of rows that are right, else by a bootstrap over rows."""
+    right = task.right_rows(statistics, measure)
+    if right is not None:
+        return wilson(int(right.sum()), len(right))
+    return _middle(_resampled(task, statistics)[measure])
 
 
-def difference_interval(task: Task, before: Matrix, after: Matrix) -> Interval:
-    """The interval of the change of the leading measure on the same rows, by a paired bootstrap."""
-    sides = task.row_quality(before), task.row_quality(after)
-    if sides[0] is not None and sides[1] is not None:
-        change = sides[1] - sides[0]
-        return _middle(np.array([change[rows].mean() for rows in _resamples(len(change))]))
-    changes = [_quality(task, after[rows]) - _quality(task, before[rows]) for rows in _resamples(len(before))]
-    return _middle(np.array(changes))
+def paired_intervals(task: Task, before: Matrix, after: Matrix) -> dict[str, dict[str, Interval]]:
+    """For every measure, the intervals before and after, and that of the change by a paired bootstrap over rows."""
+    sides = [_resampled(task, statistics) for statistics in (before, after)]
+    found = {}
+    for name in sides[0]:
+        first, second = (side[name] for side in sides)
+        found[name] = {"before": _middle(first), "after": _middle(second), "change": _middle(second - first)}
+        for side, statistics in (("before", before), ("after", after)):
+            if task.right_rows(statistics, name) is not None:
+                found[name][side] = quality_interval(task, statistics, name)
+    return found
 
 
-def _quality(task: Task, statistics: Matrix) -> float:
-    return task.measures(statistics)[task.quality]
+def wilson(right: int, rows: int) -> Interval:
+    """Wilson's interval of a share."""
+    share, square = right / rows, QUANTILE**2 / rows
+    middle = (share + square / 2) / (1 + square)
+    half = QUANTILE / (1 + square) * math.sqrt(share * (1 - share) / rows + square / (4 * rows))
+    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def _resamples(rows: int) -> list[NDArray[np.int64]]:
-    """Row numbers drawn with replacement, the same for both models."""
+def _resampled(task: Task, statistics: Matrix) -> Mapping[str, Vector]:
+    """The measures of samples of the rows, drawn with replacement; the same rows for every model."""
+    chunks = [task.resampled(statistics, weights) for weights in resamples(len(statistics))]
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+
+def resamples(rows: int, count: int = RESAMPLES) -> Iterator[NDArray[np.int64]]:
+    """How often each row is drawn, (R, rows) at a time; seeded."""
     random = np.random.default_rng(0)
-    return [random.integers(rows, size=rows) for _ in range(RESAMPLES)]
+    for start in range(0, count, AT_ONCE):
+        drawn = random.integers(rows, size=(min(AT_ONCE, count - start), rows))
+        yield np.stack([np.bincount(sample, minlength=rows) for sample in drawn])
 
 
 def _middle(values: Vector) -> Interval:

@@ -6,9 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from greedy_gnorm.data.columns import LabelColumn
 from greedy_gnorm.data.rows import Label
-from greedy_gnorm.errors import DataError, UnsupportedModel
+from greedy_gnorm.errors import DataError, GnormError, UnsupportedModel
 from greedy_gnorm.registry import Registry
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.units import Matrix, Measure, Vector
@@ -22,13 +25,11 @@ if TYPE_CHECKING:
 class Task(ABC):
     """What a model predicts: how labels are read, the statistics of a row, and the measures computed from them.
 
-    `quality` names the measure that rules and curves use, and `higher_is_better` its direction.
+    `metrics` are the measures that rules and curves can use; they use the first unless the user names another.
     """
 
     name: ClassVar[str]
-    quality: ClassVar[str]
-    higher_is_better: ClassVar[bool] = True
-    largest_quality: ClassVar[float | None] = None
+    metrics: ClassVar[tuple[Measure, ...]]
     one_class: ClassVar[bool] = False
     """Whether each row has one correct class."""
     auto_class: ClassVar[str]
@@ -38,9 +39,24 @@ class Task(ABC):
         self.config = config
 
     @property
-    def measure(self) -> Measure:
-        """The measure that rules and curves use."""
-        return Measure(self.quality, self.higher_is_better, self.largest_quality)
+    def quality(self) -> str:
+        """The name of the measure that leads unless the user names another."""
+        return self.metrics[0].name
+
+    def measure(self, name: str | None = None) -> Measure:
+        """The measure of this name, or the one that leads."""
+        offered = self.offered_metrics()
+        if name is None:
+            return offered[0]
+        found = next((each for each in offered if each.name == name), None)
+        if found is None:
+            names = ", ".join(each.name for each in offered)
+            raise GnormError(f"metric must be one of {names} for this model ({self.name}), not {name!r}.")
+        return found
+
+    def offered_metrics(self) -> Sequence[Measure]:
+        """The measures that make sense for this model."""
+        return self.metrics
 
     @classmethod
     @abstractmethod
@@ -58,6 +74,10 @@ class Task(ABC):
                 f"All {len(labels)} evaluation rows have the same label, so quality can't be measured ({self.name}). "
                 f"Give rows with at least two different labels."
             )
+
+    def doubts(self, labels: Sequence[Any], quality: Mapping[str, float]) -> list[str]:
+        """What makes the unpruned model's quality on rows with these labels doubtful, as sentences."""
+        return []
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """The model's output for each row; the first dimension is that of the rows."""
@@ -91,8 +111,8 @@ class Task(ABC):
     def drawn_labels(self, outputs: Tensor, chance: Generator) -> Tensor:
         """Labels drawn at random from the distribution that these outputs describe."""
 
-    def row_quality(self, statistics: Matrix) -> Vector | None:
-        """The quality of each row, (N,), if the leading measure is the mean of such numbers."""
+    def right_rows(self, statistics: Matrix, measure: str) -> NDArray[np.bool_] | None:
+        """Which rows are right, (N,), if that is what this measure is the share of."""
         return None
 
     @abstractmethod
@@ -104,7 +124,12 @@ class Task(ABC):
 
     @abstractmethod
     def measures(self, statistics: Matrix) -> Mapping[str, float]:
-        """The measures over all rows, (N, S), by name; `quality` is one of them."""
+        """The measures over all rows, (N, S), by name; the metrics are among them."""
+
+    def resampled(self, statistics: Matrix, weights: NDArray[np.int64]) -> Mapping[str, Vector]:
+        """The measures of R samples of the rows, (R,) each; `weights`, (R, N), says how often each row is drawn."""
+        samples = [self.measures(np.repeat(statistics, times, axis=0)) for times in weights]
+        return {name: np.array([sample[name] for sample in samples]) for name in samples[0]}
 
 
 TASKS: Registry[type[Task]] = Registry("task")
