@@ -12,11 +12,11 @@ from greedy_gnorm.comparison.experiment import OnPartStep, run_experiment
 from greedy_gnorm.data.loading import scoring_batches
 from greedy_gnorm.deployment.speed import torch_latencies
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.model.checkpoint import load, load_tokenizer, weights_fingerprint
+from greedy_gnorm.model.checkpoint import FORMATS, check_format, load, load_tokenizer, weights_fingerprint
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import with_drawn_labels
 from greedy_gnorm.passes.gradients import gradient_change
-from greedy_gnorm.passes.processes import is_first, shard
+from greedy_gnorm.passes.processes import is_first, shard, world_size
 from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.choices import find_step
 from greedy_gnorm.pruning.methods import GREEDY, JOINT, check_joint, resolve_score
@@ -31,7 +31,7 @@ from greedy_gnorm.pruning.prepare import (
 from greedy_gnorm.pruning.run import OnStep, Run, at_step, measure_of, units_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
-from greedy_gnorm.report.outcome import FORMATS, check_format, write_comparison, write_outcome
+from greedy_gnorm.records.kept import keeping_scores
 from greedy_gnorm.runs import perform, recovery_of
 from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SCORING, Settings
 from greedy_gnorm.tasks.objectives import OBJECTIVES
@@ -61,6 +61,8 @@ def score(
     savings: str | Sequence[str] = "all",
     trust_remote_code: bool = False,
     units: str | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
 ) -> Scores:
     """Score every unit of a model on data, without removing any.
 
@@ -88,6 +90,8 @@ def score(
         savings: Exact savings to use: "all", "none", or a list of names (kept-layers, first-token, gram).
         trust_remote_code: Allow code that comes with the model to run.
         units: What is scored: "heads" (the default), feed-forward neurons ("ffn") or "both".
+        out: A folder that keeps what a score of many passes has computed, until it is complete.
+        resume: Continue an interrupted score with what is kept in `out`.
     """
     given = _settings(locals(), SCORING)
     function, chosen = resolve_score(score, given)
@@ -103,7 +107,18 @@ def score(
     batches = batches.to(place)
     if given.labels == "own":
         batches = with_drawn_labels(sites.model, batches)
-    return function(sites, shard(batches), chosen)
+    if out is None or not function.many_passes or world_size() > 1:
+        return function(sites, shard(batches), chosen)
+    state = {
+        "model": weights_fingerprint(sites.model),
+        "rows": [batches.fingerprint, batches.seed],
+        "score": function.name,
+        "options": function.defaults(),
+        "objective": chosen.name,
+        "labels": given.labels,
+    }
+    with keeping_scores(sites, Path(out), state, resume=resume):
+        return function(sites, batches, chosen)
 
 
 def prune(
@@ -353,6 +368,8 @@ def take_step(
         with phase("Measuring speed"):
             times = torch_latencies(whole, pruned) if latency else []
         run = Run(steps, steps[-1], pruned, tokenizer, taken.header, whole, times, recovery)
+        from greedy_gnorm.report.outcome import write_outcome  # loads matplotlib, which only this needs
+
         write_outcome(run, taken, format)
     return run
 
@@ -461,5 +478,7 @@ def compare(
             if GREEDY in comparison.curves:  # shown for the head that Greedy-Gnorm removes first
                 (head, *_) = removed_by(comparison.curves[GREEDY][0])
                 changes = head, gradient_change(walked.sites, walked.scoring, OBJECTIVES["logit-norm"], head)
+            from greedy_gnorm.report.outcome import write_comparison  # loads matplotlib, which only this needs
+
             write_comparison(comparison, Path(out), changes)
     return comparison

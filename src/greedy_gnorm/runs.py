@@ -15,6 +15,7 @@ from greedy_gnorm.data.sets import CALIBRATION, EVALUATION, warn_of_few_rows
 from greedy_gnorm.deployment import hub
 from greedy_gnorm.deployment.speed import torch_latencies
 from greedy_gnorm.errors import GnormError
+from greedy_gnorm.model.checkpoint import check_format
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import tested
 from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks, world_size
@@ -35,7 +36,6 @@ from greedy_gnorm.records.header import check_processes_agree, run_header, sourc
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
 from greedy_gnorm.records.kept import KeptScoring
 from greedy_gnorm.recovery.least_squares import Recovery
-from greedy_gnorm.report.outcome import check_format, write_outcome
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.task import task_of
 from greedy_gnorm.units import Latency, Measure, Step
@@ -89,7 +89,7 @@ def perform(
 
         unpruned, tokenizer = prepared.model, prepared.tokenizer
         steps = walk(prepared.sites, prepared.plan, history, prepared.limit, record=record, on_step=observe)
-        chosen = prepared.plan.rules.solution(steps)
+        chosen, why = prepared.plan.rules.solution(steps), prepared.plan.rules.why(steps)
         recovery, test, units = prepared.plan.recovery, prepared.test, units_of(header)
         budgeted = prepared.plan.budget is not None
         # At most three copies of the model at a time: the one that was cut and those that are timed go first
@@ -104,9 +104,11 @@ def perform(
             recovery.calibration.clear()  # gigabytes on disk, and computed again when another step is rebuilt
         tests = None if test is None else _tested(unpruned, pruned, test, given)
         _warn_of_other_losses(tests, steps, chosen, measure_of(header))
-        run = Run(steps, steps[chosen], pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices)
+        run = Run(steps, steps[chosen], pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices, why)
         if journal is None:
             return run
+        from greedy_gnorm.report.outcome import write_outcome  # loads matplotlib, which only this needs
+
         write_outcome(run, journal, format)
         if push_to_hub is not None:
             hub.push(journal.folder / "model", push_to_hub)

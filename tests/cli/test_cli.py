@@ -217,6 +217,8 @@ def test_help_explains_itself(capsys):
         ({"more": ["--method", "gnorm"]}, "Did you mean 'greedy-gnorm'?"),
         ({"more": ["--method", "michel-gredy"]}, "Did you mean 'michel-greedy'?"),
         ({"more": ["--objective", "x"]}, "Choose from: logit-norm"),
+        ({"more": ["--metric", "f2"]}, "Choose from: accuracy"),
+        ({"more": ["--label-map", "neg=Bad"]}, "does not know the label 'Bad', which the label map gives for 'neg'"),
         ({"more": ["--stop", "x"]}, "Choose from: heads"),
         ({"more": ["--stop", "heads=0"]}, "N must be a whole number of heads, such as heads=5"),
         ({"more": ["--stop", "heads=9"]}, "from 1 to 8"),

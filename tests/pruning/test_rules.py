@@ -47,11 +47,9 @@ FALLING = [0.9, 0.9, 0.91, 0.895, 0.85, 0.7, 0.3]
         ("heads=3", (3, 3)),
         ("fraction=0.25", (3, 3)),
         ("fraction=0.3", (4, 4)),
-        ("fraction=25%", (3, 3)),
         ("params=800", (4, 4)),
         ("params=0.82k", (4, 4)),
         ("drop=0.01", (4, 3)),
-        ("drop=1%", (4, 3)),
         ("drop=0", (3, 2)),
         ("drop=0.9", (None, 6)),
         ("knee", (None, 4)),
@@ -65,6 +63,26 @@ FALLING = [0.9, 0.9, 0.91, 0.895, 0.85, 0.7, 0.3]
 )
 def test_where_it_stops_and_what_it_chooses(text, expected):
     assert stop(text, walked(FALLING)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "same"), [("drop=1%", "drop=0.01"), ("fraction=25%", "fraction=0.25"), ("macs=70%", "macs=0.7")]
+)
+def test_percentages(text, same):
+    assert stop(text, walked(FALLING)) == stop(same, walked(FALLING))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("heads=3", "the last one"),
+        ("drop=0.01", "the last one within 0.01 of the unpruned accuracy"),
+        ("all,drop=0.3", "the knee of the curve up to step 5, the last one within 0.3 of the unpruned accuracy"),
+        ("knee", "the knee of the curve"),
+    ],
+)
+def test_what_distinguishes_the_chosen_step(text, why):
+    assert parse_rules([text], SITUATION).why(walked(FALLING)) == why
 
 
 @pytest.mark.parametrize(

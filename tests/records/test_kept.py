@@ -9,7 +9,6 @@ from conftest import LABEL_NAMES, tiny_model, tiny_rows, tiny_tokenizer
 
 import greedy_gnorm as gg
 from greedy_gnorm.records.kept import KEPT_FILE, KeptScoring
-from greedy_gnorm.units import Unit
 
 LONG = {"shapley": {"permutations": 3, "tolerance": -1.0}, "leave-one-out": None, "attribution": {"steps": 2}}
 
@@ -60,14 +59,37 @@ def test_an_interrupted_score_goes_on_where_it_was(prune, method, tmp_path, monk
     assert len(set(names)) == len(names) > 3, "nothing is computed again"
 
 
+def test_an_interrupted_score_outside_of_a_run(model, tmp_path, monkeypatch):
+    append, computed = KeptScoring._append, []
+
+    def score(**more):
+        given = {"score": "leave-one-out", "samples": 12, "tokenizer": tiny_tokenizer(), "out": tmp_path / "scores"}
+        return gg.score(model, tiny_rows(), **{**given, **more})
+
+    def interrupted(self, line):
+        append(self, line)
+        computed.append(line.get("name"))
+        if len(computed) == 4:
+            raise KeyboardInterrupt
+
+    whole = score(out=None)
+    monkeypatch.setattr(KeptScoring, "_append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        score()
+    assert (tmp_path / "scores" / KEPT_FILE).exists()
+    assert score(resume=True).values.tolist() == whole.values.tolist()
+    assert len(set(computed)) == len(computed) == 1 + 1 + 8
+    assert not list((tmp_path / "scores").iterdir())
+
+
 def test_results_of_another_model_are_not_used(tmp_path):
     kept = KeptScoring(tmp_path)
-    kept.begin([])
+    kept.begin({})
     assert kept.result("a", lambda: 0.1 + 0.2) == 0.1 + 0.2
     again = KeptScoring(tmp_path)
-    again.begin([])
+    again.begin({})
     assert again.result("a", lambda: pytest.fail("it is known")) == 0.1 + 0.2
-    again.begin([Unit(0, 1)])
+    again.begin({"removed": [[0, 1]]})
     assert again.result("a", lambda: 2.0) == 2.0
 
 
@@ -75,4 +97,4 @@ def test_results_of_another_model_are_not_used(tmp_path):
 def test_a_damaged_file_says_what_to_do(content, tmp_path):
     (tmp_path / KEPT_FILE).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(gg.RunFolderError, match="delete it; that step is scored again"):
-        KeptScoring(tmp_path).begin([])
+        KeptScoring(tmp_path).begin({})

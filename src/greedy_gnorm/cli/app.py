@@ -195,6 +195,7 @@ def score(
     settings: dict[str, Any],
     out: OptionalOut = None,
     name: Annotated[str, typer.Option("--score", help="The score; `gnorm methods` lists them.")] = "gnorm",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted score of many passes.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
     config: Config = None,
@@ -202,7 +203,7 @@ def score(
     """Score every head once; write scores.json and a heat map."""
     checks.check_score(name, settings)
     checks.check_inputs(model, data, quiet=quiet)
-    _commands(quiet=quiet).score(model, data, out, name, settings, quiet=quiet, as_json=as_json)
+    _commands(quiet=quiet).score(model, data, out, name, settings, resume=resume, quiet=quiet, as_json=as_json)
 
 
 @app.command()

@@ -20,6 +20,7 @@ from greedy_gnorm.cli.interrupts import Interrupts
 from greedy_gnorm.cli.listing import options_text
 from greedy_gnorm.cli.progress import Progress
 from greedy_gnorm.cli.steps import PartDisplay, StepDisplay
+from greedy_gnorm.comparison.analysis import overview_table
 from greedy_gnorm.demo import prepare
 from greedy_gnorm.deployment.export import export as run_export
 from greedy_gnorm.errors import GnormError, Interrupted
@@ -27,7 +28,7 @@ from greedy_gnorm.model.checkpoint import load_config, skeleton
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.processes import is_first
 from greedy_gnorm.records.files import write_bytes, write_json, writing_to
-from greedy_gnorm.report import figures
+from greedy_gnorm.records.kept import KEPT_FILE
 from greedy_gnorm.report.compression import head_places, scores_of_heads
 from greedy_gnorm.report.parameters import parameter_table
 from greedy_gnorm.report.tables import as_csv, as_markdown, comparison_tables
@@ -108,12 +109,23 @@ def report(folders: Sequence[Path], out: Path | None, *, show: bool) -> None:
 
 
 def score(
-    model: str, data: str, out: Path | None, name: str, settings: dict[str, Any], *, quiet: bool, as_json: bool
+    model: str,
+    data: str,
+    out: Path | None,
+    name: str,
+    settings: dict[str, Any],
+    *,
+    resume: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
-    out = out or _free_folder(Path("runs"), f"{Path(model).name}-scores", resume=False)
+    out = out or _free_folder(Path("runs"), f"{Path(model).name}-scores", resume=resume)
     silent = quiet or not is_first()
-    with console.messages(quiet=silent), Progress(quiet=silent):
-        scores = run_score(model, data, score=name, **settings)
+    with console.messages(quiet=silent), Progress(quiet=silent), Interrupts():
+        try:
+            scores = run_score(model, data, score=name, out=out, resume=resume, **settings)
+        except KeyboardInterrupt:
+            raise Interrupted(out / KEPT_FILE) from None
     if not is_first():
         return
     config = load_config(model, trust_remote_code=settings["trust_remote_code"])
@@ -131,6 +143,8 @@ def score(
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "scores.json", content)
         if attention := [sites[place] for place in head_places(sites)]:
+            from greedy_gnorm.report import figures  # loads matplotlib
+
             heat_map = figures.heat_map(scores_of_heads(scores, sites), name, attention)
             for suffix, picture in figures.pictures(heat_map).items():
                 write_bytes(out / f"scores{suffix}", picture)
@@ -165,18 +179,17 @@ def compare(model: str, data: str, out: Path | None, settings: dict[str, Any], *
             raise Interrupted(out / "experiment.json") from None
     if not is_first():
         return
-    tables = comparison_tables(result)
     if as_json:
         rows = {
-            name: [dict(zip(columns, row, strict=True)) for row in cells] for name, (columns, cells) in tables.items()
+            name: [dict(zip(columns, row, strict=True)) for row in cells]
+            for name, (columns, cells) in comparison_tables(result).items()
         }
         terminal.show_json({**rows, "out": str(out)})
         return
-    for columns, cells in tables.values():
-        terminal.show_table(columns, cells)
+    terminal.show_table(*overview_table(result))
     if not quiet:
         console.draw_comparison(result)
-    console.show_files(out, joint=result.joint)
+    console.show_files(out)
 
 
 def table(model: str, removed: int | None, form: str, *, trust_remote_code: bool) -> None:

@@ -74,7 +74,10 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
         f"{each['removed']:,} of {each['total']:,} {word} ({each['removed'] / each['total']:.0%})"
         for word, each in counts
     )
-    out.print(f"Removed {gone}; ended: {run.reason}.", highlight=False)
+    out.print(f"Removed {gone}.", highlight=False)
+    chosen, last = run.solution.step, run.steps[-1].step
+    out.print(f"Chose step {chosen} of {last}: {run.why}.", highlight=False, soft_wrap=True)
+    out.print(f"The run ended after step {last}: {run.reason}.", highlight=False, soft_wrap=True)
     if not run.removed:
         out.print("No step was better than keeping every head: the saved model is the original one.", highlight=False)
     cells = [[name, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}"] for name, (a, b) in summary["quality"].items()]
@@ -205,9 +208,8 @@ def show_next_steps(pruned: Path, compressed: Path) -> None:
         out.print(f"The parameters of {folder}: gnorm table {folder}", highlight=False, soft_wrap=True)
 
 
-def show_files(folder: Path, *, joint: bool = False) -> None:
+def show_files(folder: Path) -> None:
     """The files of a comparison."""
-    sizes = "" if joint else " Sizes are in MB of float32."
-    out.print(f"An asterisk marks the best value of a column.{sizes}", highlight=False)
+    out.print("An asterisk marks the best value of a column. The tables have more columns.", highlight=False)
     for name, place in (("Tables", "tables"), ("Figures", "figures"), ("Report", NAME)):
         out.print(f"{name:9}{folder / place}", highlight=False, soft_wrap=True)

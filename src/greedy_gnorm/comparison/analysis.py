@@ -161,6 +161,19 @@ def summary_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     return _by_method(comparison, (joint_columns if comparison.joint else columns)(comparison.measure))
 
 
+OVERVIEW = ("at 50%", "mean", "knee: heads gone", "knee: quality")
+JOINT_OVERVIEW = ("75%", "50%", "33%", "25%")
+"""The columns that say most, which fit a terminal."""
+
+
+def overview_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """The methods by the four columns that say most."""
+    names = JOINT_OVERVIEW if comparison.joint else OVERVIEW
+    known = (joint_columns if comparison.joint else columns)(comparison.measure)
+    header, cells = _by_method(comparison, [column for column in known if column.name in names])
+    return [header[0], *header[2:]], [[row[0], *row[2:]] for row in cells]
+
+
 def solutions_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """The paper's table of solutions: the methods at the knees of their curves."""
     return _by_method(comparison, solution_columns(comparison.measure))

@@ -21,6 +21,8 @@ from greedy_gnorm.units import by_site
 
 CODE = pruned_class.__module__.rpartition(".")[2]
 """The module that is saved with a pruned model."""
+FORMATS = ("pruned", "dense")
+"""How a model is saved: without the removed units, or in the original shapes with zeros for them."""
 
 
 def load(
@@ -102,6 +104,12 @@ def skeleton(config: Any) -> Any:
     except (ValueError, RuntimeError, ZeroDivisionError, TypeError) as error:
         raise GnormError(f"No model can be built from this configuration: {_one_line(error)}") from error
     return model
+
+
+def check_format(form: str) -> None:
+    """Refuse an unknown format of a saved model."""
+    if form not in FORMATS:
+        raise GnormError(f"Unknown format {form!r}. Choose from: {', '.join(FORMATS)}.")
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:

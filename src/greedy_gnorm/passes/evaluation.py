@@ -17,11 +17,9 @@ from greedy_gnorm.passes.layers import outputs
 from greedy_gnorm.passes.processes import gather_rows
 from greedy_gnorm.phases import counted
 from greedy_gnorm.tasks.intervals import Interval, paired_intervals, quality_interval
-from greedy_gnorm.tasks.task import Task, task_of
+from greedy_gnorm.tasks.task import AGREEMENT, Task, task_of
 from greedy_gnorm.units import Matrix, pack_rows
 
-AGREEMENT = "agreement"
-"""The quality where labels are the unpruned model's predictions: the task's leading measure with these labels."""
 LABELS, PREDICTED = "labels", "predicted"
 
 

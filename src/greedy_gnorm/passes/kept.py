@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from greedy_gnorm.model.sites import Sites
-from greedy_gnorm.units import Unit
 
 
 class Kept(Protocol):
     """The results of the scoring that is under way, by name; plain JSON values."""
 
-    def begin(self, removed: Sequence[Unit]) -> None:
-        """Start or continue the scoring of the model without these units."""
+    def begin(self, state: Mapping[str, Any]) -> None:
+        """Start or continue the scoring of a model in this state."""
 
     def result(self, name: str, compute: Callable[[], Any]) -> Any:
         """The result that was kept under this name, else the computed one, which is then kept."""

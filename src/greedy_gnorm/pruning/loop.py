@@ -126,7 +126,7 @@ def _scored(sites: Sites, plan: Plan) -> Scores:
     key = (plan.scoring_key, frozenset(sites.removed()))
     if key not in plan.memory.scores:
         if sites.kept is not None:
-            sites.kept.begin(sites.removed())
+            sites.kept.begin({"removed": [list(unit) for unit in sites.removed()]})
         plan.memory.scores[key] = plan.score(sites, plan.scoring, plan.objective)
     return plan.memory.scores[key]
 

@@ -11,6 +11,7 @@ from greedy_gnorm.registry import Registry
 from greedy_gnorm.scores import SCORES, Score, score_with
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.objectives import OBJECTIVES, Objective
+from greedy_gnorm.tasks.task import check_metric
 
 GREEDY, RANDOM, JOINT, JOINT_RANDOM = "greedy-gnorm", "random", "joint-refit", "joint-random"
 RANDOMS = (RANDOM, JOINT_RANDOM)
@@ -112,6 +113,7 @@ def resolve_method(given: Settings) -> tuple[Method, Score, Objective]:
     method = METHODS[given.method].changed(given)
     score = score_with(method.score, given.score_options)
     check_rules(given.stop)
+    check_metric(given.metric)
     objective = objective_for(score, given)
     if objective.needs_reference and score.objective is not None and method.recompute == NEVER:
         raise GnormError(

@@ -28,7 +28,7 @@ from greedy_gnorm.errors import DataError, GnormError, UnsupportedModel
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
 from greedy_gnorm.model.sites import UNIT_PLURALS, Sites, find_sites
 from greedy_gnorm.passes.calibration import Calibration
-from greedy_gnorm.passes.evaluation import AGREEMENT, LABELS, with_drawn_labels, with_predictions
+from greedy_gnorm.passes.evaluation import LABELS, with_drawn_labels, with_predictions
 from greedy_gnorm.passes.processes import shard
 from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.budget import Budget, parse_budget
@@ -39,7 +39,7 @@ from greedy_gnorm.pruning.rules import Rules, Situation, compression_rules, pars
 from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
 from greedy_gnorm.settings import TARGETS, Savings, Settings
 from greedy_gnorm.tasks.objectives import with_reference
-from greedy_gnorm.tasks.task import task_of
+from greedy_gnorm.tasks.task import AGREEMENT, task_of
 from greedy_gnorm.units import ATTENTION, FFN, Measure, Unit
 
 MAX_DROP = 0.01

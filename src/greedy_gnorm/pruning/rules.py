@@ -36,7 +36,8 @@ def last(history: History) -> int:
 class Rule:
     """`check` returns the reason to stop, or None; `choose` the last step that this rule allows as the solution.
 
-    `limit` is the largest number of heads to remove; with `at_knee` the solution is the knee of the curve.
+    `limit` is the largest number of heads to remove; with `at_knee` the solution is the knee of the curve. `why` says
+    what distinguishes the step that it chooses.
     """
 
     text: str
@@ -44,6 +45,7 @@ class Rule:
     choose: Callable[[History], int] = last
     limit: int | None = None
     at_knee: bool = False
+    why: str = "the last one"
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,14 @@ class Rules:
         """The chosen step: the earliest one that a rule chooses, or the knee of the curve up to it."""
         end = min(rule.choose(history) for rule in self.rules)
         return knee_of(history[: end + 1], self.measure) if any(rule.at_knee for rule in self.rules) else end
+
+    def why(self, history: History) -> str:
+        """What distinguishes the chosen step."""
+        end = min(rule.choose(history) for rule in self.rules)
+        decisive = next(rule for rule in self.rules if rule.choose(history) == end)
+        if any(rule.at_knee for rule in self.rules):
+            return "the knee of the curve" + ("" if end == last(history) else f" up to step {end}, {decisive.why}")
+        return decisive.why
 
 
 def parse_rules(texts: Sequence[str], situation: Situation) -> Rules:
@@ -239,7 +249,8 @@ def _drop_rule(text: str, allowed: float, measure: Measure) -> Rule:
         verb = "fell" if measure.higher_is_better else "rose"
         return f"{text}: {measure.name} {verb} by more than {limit:g} in {PATIENCE} steps in a row"
 
-    return Rule(text, check, lambda history: last_within(history, allowed, measure))
+    why = f"the last one within {allowed:g} of the unpruned {measure.name.replace('_', ' ')}"
+    return Rule(text, check, lambda history: last_within(history, allowed, measure), why=why)
 
 
 def compression_rules(reached: Callable[[Step], bool], max_drop: float | None, target: str, measure: Measure) -> Rules:

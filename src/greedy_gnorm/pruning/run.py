@@ -13,11 +13,10 @@ from greedy_gnorm.model.checkpoint import weights_fingerprint
 from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.sizes import Counts, module_counts
 from greedy_gnorm.model.surgery import remove
-from greedy_gnorm.passes.evaluation import AGREEMENT
 from greedy_gnorm.pruning.choices import Choice, find_step
 from greedy_gnorm.pruning.loop import Plan, prune_steps
 from greedy_gnorm.recovery.least_squares import Recovery
-from greedy_gnorm.tasks.task import TASKS
+from greedy_gnorm.tasks.task import AGREEMENT, TASKS
 from greedy_gnorm.units import KINDS, UNIT_WORDS, Latency, Measure, SiteInfo, Step, Unit, by_site, removed_by
 
 OnStep = Callable[[Step, int, int], None]
@@ -73,7 +72,8 @@ def at_step(
 class Run:
     """A finished run: all steps, the chosen one, and the model pruned to it.
 
-    `test` is the quality on rows that no decision was made on, `offered` the steps that a user may prefer.
+    `test` is the quality on rows that no decision was made on, `offered` the steps that a user may prefer, `why` what
+    distinguishes the chosen step.
     """
 
     steps: list[Step]
@@ -86,6 +86,7 @@ class Run:
     recovery: Recovery | None = None
     test: Mapping[str, Any] | None = None
     offered: Sequence[Choice] = ()
+    why: str = "the last one"
 
     def choices(self) -> list[Choice]:
         """The steps that a user may prefer: free of loss, at some losses, the knee or the fastest."""
@@ -123,6 +124,7 @@ class Run:
         first, chosen = self.steps[0], self.solution
         return {
             "solution": chosen.step,
+            "why": self.why,
             "reason": self.reason,
             **unit_counts(self.header, self.removed),
             "removed": {str(site): units for site, units in by_site(self.removed).items()},

@@ -1,21 +1,22 @@
-"""What a long score has computed so far, in the run's folder until the step that it belongs to is recorded."""
+"""What a long score has computed so far, in the output folder until the scores are complete and recorded."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from greedy_gnorm.errors import RunFolderError
+from greedy_gnorm.model.sites import Sites
 from greedy_gnorm.records.files import RESUME, writing_to
-from greedy_gnorm.units import Unit
 
 KEPT_FILE = "scoring.jsonl"
 
 
 class KeptScoring:
-    """A file of results by name; its first line says which units were gone when the model was scored.
+    """A file of results by name; its first line is the state of what is scored, such as the units that are gone.
 
     A step is recorded once its scores are known. Until then an interruption would lose all of them, which for a score
     of many passes can be hours. Numbers are written with all digits: a resumed score equals an uninterrupted one.
@@ -25,22 +26,21 @@ class KeptScoring:
         self.path = folder / KEPT_FILE
         self._results: dict[str, Any] = {}
 
-    def begin(self, removed: Sequence[Unit]) -> None:
-        """Start to keep the results for a model without these units; those of another model are deleted."""
-        state = {"removed": [list(unit) for unit in removed]}
+    def begin(self, state: Mapping[str, Any]) -> None:
+        """Start to keep the results for what is in this state, or continue; those for another state are deleted."""
+        self._state = dict(state)
         lines = self._read()
-        if lines[:1] == [state]:
+        if lines[:1] == [self._state]:
             self._results = {line["name"]: line["result"] for line in lines[1:]}
-            return
-        self.clear()
-        self._state = state
+        else:
+            self.clear()
 
     def result(self, name: str, compute: Callable[[], Any]) -> Any:
         """The result that was kept under this name, else the computed one, which is then kept."""
         if name not in self._results:
             self._results[name] = compute()
             if len(self._results) == 1:
-                self._append(self._state)
+                self._append(self._state)  # not in `begin`: most scores have no results to keep
             self._append({"name": name, "result": self._results[name]})
         return self._results[name]
 
@@ -69,6 +69,20 @@ class KeptScoring:
             with writing_to(self.path):
                 self.path.write_text(whole + newline, encoding="utf-8")
         return lines
+
+
+@contextmanager
+def keeping_scores(sites: Sites, folder: Path, state: Mapping[str, Any], *, resume: bool) -> Iterator[None]:
+    """Keep the results of a score outside of a run in this folder until the block is complete."""
+    kept = KeptScoring(folder)
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        kept.clear()
+    kept.begin(state)
+    sites.kept = kept
+    yield
+    kept.clear()
 
 
 def _is_result(line: Any) -> bool:

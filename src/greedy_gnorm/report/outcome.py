@@ -9,8 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from greedy_gnorm.comparison.analysis import Comparison
-from greedy_gnorm.errors import GnormError
-from greedy_gnorm.model.checkpoint import save
+from greedy_gnorm.model.checkpoint import FORMATS, save
 from greedy_gnorm.model.surgery import as_plain, dense
 from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.run import Run, sites_of
@@ -32,15 +31,6 @@ from greedy_gnorm.report.tables import (
 )
 from greedy_gnorm.report.writer import write_report
 from greedy_gnorm.units import Cost, Matrix, SiteInfo, Step, Unit, unit_name
-
-FORMATS = ("pruned", "dense")
-"""How a model is saved: without the removed units, or in the original shapes with zeros for them."""
-
-
-def check_format(form: str) -> None:
-    """Refuse an unknown format of a saved model."""
-    if form not in FORMATS:
-        raise GnormError(f"Unknown format {form!r}. Choose from: {', '.join(FORMATS)}.")
 
 
 def write_outcome(run: Run, journal: Journal, form: str = FORMATS[0]) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from greedy_gnorm.data.columns import LabelColumn
 from greedy_gnorm.data.rows import Label
 from greedy_gnorm.errors import DataError, GnormError, UnsupportedModel
-from greedy_gnorm.registry import Registry
+from greedy_gnorm.registry import Registry, suggestion
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.units import Matrix, Measure, Vector
 
@@ -132,12 +132,21 @@ class Task(ABC):
         return {name: np.array([sample[name] for sample in samples]) for name in samples[0]}
 
 
+AGREEMENT = "agreement"
+"""The quality where labels are the unpruned model's predictions: the task's leading measure with these labels."""
 TASKS: Registry[type[Task]] = Registry("task")
 
 
 def register_task(task: type[Task]) -> type[Task]:
     """Register a class as a task under its name."""
     return TASKS.add(task.name, task)
+
+
+def check_metric(name: str | None) -> None:
+    """Refuse a metric that no task has, before anything is loaded."""
+    known = list(dict.fromkeys([*(each.name for task in TASKS for each in TASKS[task].metrics), AGREEMENT]))
+    if name is not None and name not in known:
+        raise GnormError(f"Unknown metric {name!r}.{suggestion(name, known)} Choose from: {', '.join(known)}.")
 
 
 def task_of(model: nn.Module) -> Task:
