@@ -9,6 +9,7 @@ import pytest
 from conftest import shared
 
 import greedy_gnorm as gg
+from greedy_gnorm.pruning.choices import LOSSES, Choice, choose, find_step
 from greedy_gnorm.pruning.curves import knee
 from greedy_gnorm.pruning.rules import RULES, Situation, compression_rules, parse_rules
 from greedy_gnorm.units import Cost, Measure, Step, Unit
@@ -38,7 +39,8 @@ def stop(text, history, situation=SITUATION):
     return None, rules.solution(history)
 
 
-FALLING = [0.9, 0.9, 0.91, 0.895, 0.85, 0.7, 0.3]
+FALLING = [0.9, 0.9, 0.91, 0.895, 0.86, 0.7, 0.3, 0.3]
+"""One point lost after step 3, five points after step 4, which is certain after step 7."""
 
 
 @pytest.mark.parametrize(
@@ -49,14 +51,15 @@ FALLING = [0.9, 0.9, 0.91, 0.895, 0.85, 0.7, 0.3]
         ("fraction=0.3", (4, 4)),
         ("params=800", (4, 4)),
         ("params=0.82k", (4, 4)),
-        ("drop=0.01", (4, 3)),
-        ("drop=0", (3, 2)),
-        ("drop=0.9", (None, 6)),
+        ("drop=0.01", (7, 3)),
+        ("drop=0", (7, 2)),
+        ("drop=0.05", (7, 4)),
+        ("drop=0.9", (None, 7)),
         ("knee", (None, 4)),
         ("all", (None, 4)),
-        ("heads=5,drop=0.01", (4, 3)),
+        ("heads=5,drop=0.01", (5, 3)),
         ("drop=0.5,heads=2", (2, 2)),
-        ("knee,heads=5", (5, 3)),
+        ("knee,heads=5", (5, 4)),
         ("heads=4,drop=0.01", (4, 3)),
         ("fraction=1e-12", (1, 1)),
     ],
@@ -115,9 +118,34 @@ def test_a_wrong_rule_says_what_is_right(text, message):
 
 
 def test_a_rule_that_fires_gives_its_reason():
-    assert (
-        parse_rules(["drop=0.01"], SITUATION).check(walked(FALLING)) == "drop=0.01: accuracy fell from 0.9000 to 0.8500"
-    )
+    reason = "drop=0.01: accuracy fell by more than 0.05 in 3 steps in a row"
+    assert parse_rules(["drop=0.01"], SITUATION).check(walked(FALLING)) == reason
+
+
+def test_a_dip_does_not_end_a_run():
+    """Two steps below the limit are a dip, three are not, even if a later step is within it again by chance."""
+    assert stop("drop=0.01", walked([0.9, 0.7, 0.7, 0.9, 0.895, 0.88, 0.88])) == (None, 4)
+    assert stop("drop=0.01", walked([0.9, 0.895, 0.88, 0.88, 0.88, 0.9])) == (None, 1)
+
+
+def test_choices_and_steps_by_name():
+    steps = walked([0.9, 0.91, 0.896, 0.892, 0.88, 0.86, 0.7, 0.7, 0.7])
+    measure = SITUATION.measure
+    choices = choose(steps, measure, fastest=False)
+    assert {choice.name: choice.step for choice in choices} == {
+        "free": 1, "-0.5 points": 2, "-1 point": 3, "-2 points": 4, "-5 points": 5
+    }  # fmt: skip
+    assert [choice.removed for choice in choices] == [1, 2, 3, 4, 5]
+    assert choices[-1].promised == pytest.approx(1000 / 750)
+    assert choose(steps, measure, fastest=True)[-1].name == "fastest"
+    for choice in choices:
+        named = "free" if choice.name == "free" else f"drop={LOSSES[choice.name]}"
+        assert find_step(steps, named, measure) == find_step(steps, choice.step, measure) == choice.step
+    assert find_step(steps, "knee", measure) == 5
+    assert Choice.from_json(choices[0].to_json()) == choices[0]
+    for wrong, message in ((9, "steps 0 to 8"), ("drop=2", "below 1"), ("best", "'drop=0.01', 'free' or 'knee'")):
+        with pytest.raises(gg.GnormError, match=message):
+            find_step(steps, wrong, measure)
 
 
 @pytest.mark.parametrize(("model", "heads"), [("bert", 116), ("albert", 36), ("roberta", 268), ("xlm-roberta", 105)])
@@ -168,11 +196,11 @@ def test_multiplications_stop_a_run():
 
 def test_a_compression_ends_at_its_target_or_after_rounds_below_the_drop():
     measure = SITUATION.measure
-    walk = walked([0.9, 0.9, 0.895, 0.85, 0.895, 0.85, 0.84, 0.8])
+    walk = walked([0.9, 0.9, 0.895, 0.85, 0.895, 0.84, 0.84, 0.8])
     rules = compression_rules(lambda step: step.parameters <= 500, 0.01, "the target", measure)
-    assert rules.check(walk[:6]) is None, "one round below the limit does not end it"
-    assert rules.check(walk[:7]) == "accuracy fell by more than 0.02 in 2 rounds"
-    assert rules.solution(walk[:7]) == 4, "the smallest model within the drop"
+    assert rules.check(walk[:7]) is None, "two rounds below the limit do not end it"
+    assert rules.check(walk) == "max_drop=0.01: accuracy fell by more than 0.05 in 3 steps in a row"
+    assert rules.solution(walk) == 4, "the smallest model within the drop"
     reached = compression_rules(lambda step: step.parameters <= 850, 0.01, "the target", measure)
     assert reached.check(walk[:4]) == "the target is reached"
     assert reached.solution(walk[:4]) == 2, "a target does not excuse a larger drop"

@@ -9,6 +9,8 @@ from conftest import both_batches, tiny_model, tiny_tokenizer
 
 import greedy_gnorm as gg
 from greedy_gnorm.data.columns import LabelColumn
+from greedy_gnorm.settings import Settings
+from greedy_gnorm.tasks.task import task_of
 
 STARS = {"num_labels": 5, "label2id": {str(n + 1): n for n in range(5)}, "id2label": {n: str(n + 1) for n in range(5)}}
 """A model whose labels are called "1" to "5"."""

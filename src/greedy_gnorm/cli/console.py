@@ -13,7 +13,7 @@ from rich.logging import RichHandler
 
 from greedy_gnorm.cli import sketch
 from greedy_gnorm.cli.terminal import duration, err, out, show_table
-from greedy_gnorm.comparison.analysis import Comparison, solution
+from greedy_gnorm.comparison.analysis import LEGEND, Comparison, solution
 from greedy_gnorm.deployment.export import Exported
 from greedy_gnorm.passes.processes import is_first
 from greedy_gnorm.pruning.curves import curve
@@ -210,6 +210,6 @@ def show_next_steps(pruned: Path, compressed: Path) -> None:
 
 def show_files(folder: Path) -> None:
     """The files of a comparison."""
-    out.print("An asterisk marks the best value of a column. The tables have more columns.", highlight=False)
+    out.print(f"{LEGEND} The tables have more columns.", highlight=False)
     for name, place in (("Tables", "tables"), ("Figures", "figures"), ("Report", NAME)):
         out.print(f"{name:9}{folder / place}", highlight=False, soft_wrap=True)

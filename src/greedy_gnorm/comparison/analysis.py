@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from greedy_gnorm.comparison.certainty import differ, interval, sampled_means
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.model.sizes import MEGABYTE
 from greedy_gnorm.pruning.budget import COMPARED, part_of
@@ -18,7 +19,7 @@ from greedy_gnorm.pruning.methods import JOINTS, RANDOMS
 from greedy_gnorm.pruning.run import measure_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import EXPERIMENT_FILE, RUN_FILE, Journal, read_header
-from greedy_gnorm.units import Measure, Step, removed_by
+from greedy_gnorm.units import Measure, Step, Vector, removed_by
 
 SHARES = (0.25, 0.50, 0.75, 0.81)
 DROPS = (0.01, 0.05)
@@ -179,21 +180,41 @@ def solutions_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]
     return _by_method(comparison, solution_columns(comparison.measure))
 
 
+BEST, TIED = "*", "="
+"""The marks of a table: clearly the best of its column, or not clearly worse than the best."""
+LEGEND = (
+    f"Means over runs with 95 % intervals over rows and runs. {BEST} is clearly the best of its column; {TIED} is the "
+    f"best, or not clearly worse than it."
+)
+
+
 def _by_method(comparison: Comparison, shown: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
-    """Header and text cells: mean ± standard deviation over runs, the best of each column marked with an asterisk."""
-    cells = [[method, str(len(walks))] for method, walks in comparison.curves.items()]
-    for column in shown:
-        values = [[column.value(walk) for walk in walks] for walks in comparison.curves.values()]
-        means = [float(np.mean(runs)) for runs in values]
-        best = None if column.best is None else column.written(column.best(means))
-        for row, runs, mean in zip(cells, values, means, strict=True):
+    """Header and text cells: the mean over runs with its 95 % interval, and a mark for the best of each column."""
+    curves, rows = comparison.curves, comparison.header["data"]["evaluation"]["rows"]
+    samples = sampled_means(curves, comparison.measure.name, rows, [column.value for column in shown])
+    cells = {method: [method, str(len(walks))] for method, walks in curves.items()}
+    for place, column in enumerate(shown):
+        means = {method: float(np.mean([column.value(walk) for walk in walks])) for method, walks in curves.items()}
+        drawn = None if samples is None else {method: samples[method][:, place] for method in curves}
+        marks = _marks(column, means, drawn)
+        for method, mean in means.items():
             if math.isnan(mean):
-                row.append("-")
+                cells[method].append("-")
                 continue
-            text = column.written(mean)
-            spread = f" ± {column.written(float(np.std(runs, ddof=1)))}" if len(runs) > 1 else ""
-            row.append(f"{text}{spread}{'*' if text == best else ''}")
-    return ["method", "runs", *(column.name for column in shown)], cells
+            around = None if drawn is None else interval(drawn[method])
+            spread = "" if around is None else f" ({column.written(around[0])} to {column.written(around[1])})"
+            cells[method].append(f"{column.written(mean)}{spread}{marks.get(method, '')}")
+    return ["method", "runs", *(column.name for column in shown)], list(cells.values())
+
+
+def _marks(column: Column, means: dict[str, float], drawn: dict[str, Vector] | None) -> dict[str, str]:
+    """The mark of each method: the best if all others are clearly worse, else it and those that are not are tied."""
+    known = {method: mean for method, mean in means.items() if not math.isnan(mean)}
+    if column.best is None or drawn is None or len(known) < 2:
+        return {}
+    best = next(method for method, mean in known.items() if mean == column.best(list(known.values())))
+    ties = [method for method in known if method != best and not differ(drawn[best], drawn[method])]
+    return dict.fromkeys([best, *ties], TIED) if ties else {best: BEST}
 
 
 def staleness(walk: Walk) -> list[tuple[int, float]]:

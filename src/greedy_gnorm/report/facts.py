@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from greedy_gnorm.comparison.analysis import Comparison, knee_heads
+from greedy_gnorm.comparison.analysis import LEGEND, Comparison, knee_heads
 from greedy_gnorm.pruning.methods import JOINT, METHODS
 from greedy_gnorm.pruning.run import units_at_start
 from greedy_gnorm.records import compact
@@ -163,10 +163,8 @@ def tables(page: Page) -> list[Table]:
         comparison = Comparison(page.header, page.curves)
         by = "the multiplications left" if comparison.joint else "heads removed"
         titles = {
-            "comparison": f"{measure_title(page.measure)} by share of {by} (mean ± standard deviation over runs; "
-            "* marks the best)",
-            "solutions": "At the knee of the curve (sizes as float32; mean ± standard deviation over runs; * marks the "
-            "best)",
+            "comparison": f"{measure_title(page.measure)} by share of {by}. {LEGEND}",
+            "solutions": f"At the knee of the curve, sizes as float32. {LEGEND}",
         }
         return [(titles[name], *table) for name, table in comparison_tables(comparison).items()]
     if len(page.runs) > 1 and page.joint:

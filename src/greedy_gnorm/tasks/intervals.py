@@ -23,7 +23,7 @@ def quality_interval(task: Task, statistics: Matrix, measure: str) -> Interval:
     right = task.right_rows(statistics, measure)
     if right is not None:
         return wilson(int(right.sum()), len(right))
-    return _middle(_resampled(task, statistics)[measure])
+    return middle(_resampled(task, statistics)[measure])
 
 
 def paired_intervals(task: Task, before: Matrix, after: Matrix) -> dict[str, dict[str, Interval]]:
@@ -32,7 +32,7 @@ def paired_intervals(task: Task, before: Matrix, after: Matrix) -> dict[str, dic
     found = {}
     for name in sides[0]:
         first, second = (side[name] for side in sides)
-        found[name] = {"before": _middle(first), "after": _middle(second), "change": _middle(second - first)}
+        found[name] = {"before": middle(first), "after": middle(second), "change": middle(second - first)}
         for side, statistics in (("before", before), ("after", after)):
             if task.right_rows(statistics, name) is not None:
                 found[name][side] = quality_interval(task, statistics, name)
@@ -61,6 +61,7 @@ def resamples(rows: int, count: int = RESAMPLES) -> Iterator[NDArray[np.int64]]:
         yield np.stack([np.bincount(sample, minlength=rows) for sample in drawn])
 
 
-def _middle(values: Vector) -> Interval:
+def middle(values: Vector) -> Interval:
+    """The interval that leaves out as many of the samples on either side."""
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
