@@ -168,10 +168,10 @@ JOINT_OVERVIEW = ("75%", "50%", "33%", "25%")
 
 
 def overview_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """The methods by the four columns that say most."""
+    """The methods by the four columns that say most, with ± half the width of their intervals."""
     names = JOINT_OVERVIEW if comparison.joint else OVERVIEW
     known = (joint_columns if comparison.joint else columns)(comparison.measure)
-    header, cells = _by_method(comparison, [column for column in known if column.name in names])
+    header, cells = _by_method(comparison, [column for column in known if column.name in names], brief=True)
     return [header[0], *header[2:]], [[row[0], *row[2:]] for row in cells]
 
 
@@ -188,7 +188,9 @@ LEGEND = (
 )
 
 
-def _by_method(comparison: Comparison, shown: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
+def _by_method(
+    comparison: Comparison, shown: Sequence[Column], *, brief: bool = False
+) -> tuple[list[str], list[list[str]]]:
     """Header and text cells: the mean over runs with its 95 % interval, and a mark for the best of each column."""
     curves, rows = comparison.curves, comparison.header["data"]["evaluation"]["rows"]
     samples = sampled_means(curves, comparison.measure.name, rows, [column.value for column in shown])
@@ -202,7 +204,12 @@ def _by_method(comparison: Comparison, shown: Sequence[Column]) -> tuple[list[st
                 cells[method].append("-")
                 continue
             around = None if drawn is None else interval(drawn[method])
-            spread = "" if around is None else f" ({column.written(around[0])} to {column.written(around[1])})"
+            spread = ""
+            if around is not None:
+                low, high = around
+                spread = f" ({column.written(low)} to {column.written(high)})"
+                if brief:
+                    spread = f" ± {column.written((high - low) / 2)}"
             cells[method].append(f"{column.written(mean)}{spread}{marks.get(method, '')}")
     return ["method", "runs", *(column.name for column in shown)], list(cells.values())
 
