@@ -51,8 +51,10 @@ class KeptScoring:
             self.path.unlink(missing_ok=True)
 
     def _append(self, line: dict[str, Any]) -> None:
-        with writing_to(self.path, RESUME), self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with writing_to(self.path, RESUME):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
 
     def _read(self) -> list[dict[str, Any]]:
         """The complete lines; the last one may be torn."""
@@ -75,8 +77,6 @@ class KeptScoring:
 def keeping_scores(sites: Sites, folder: Path, state: Mapping[str, Any], *, resume: bool) -> Iterator[None]:
     """Keep the results of a score outside of a run in this folder until the block is complete."""
     kept = KeptScoring(folder)
-    with writing_to(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     if not resume:
         kept.clear()
     kept.begin(state)
