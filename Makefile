@@ -4,13 +4,13 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .PHONY: setup demo test test-all check lint types bench bench-quick bench-compress bench-deployment bench-scale \
-	bench-processes pictures experiments clean
+	bench-processes pictures docs build experiments clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
 demo: $(READY)
@@ -49,9 +49,17 @@ bench-scale: $(READY)
 bench-processes: $(READY)
 	$(BIN)/python benchmarks/processes.py
 
-# The pictures in the README, from a run of the demo; requires chromium and chromium-driver
+# The pictures in the README, from docs/results.md and a run of the demo; requires chromium and chromium-driver
 pictures: $(READY)
 	$(BIN)/python docs/pictures.py
+
+# The documentation, in site/; needs no network, and warnings are errors
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The wheel and the sdist, in dist/
+build: $(READY)
+	$(BIN)/python -m build
 
 # Takes hours on two cores: fine-tuning and comparisons without a network, on the data in ../shared
 experiments: $(READY)
@@ -60,4 +68,4 @@ experiments: $(READY)
 	$(BIN)/python experiments/offline.py
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache

@@ -5,12 +5,12 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import demo_sentences
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from greedy_gnorm import demo
-from greedy_gnorm.errors import GnormError
 
 TINY = demo.Recipe(per_language=20, pieces=1500, layers=1, heads=2, hidden=16, feed_forward=16, epochs=1)
 
@@ -46,11 +46,12 @@ def test_sentences_are_clean(pairs: list[tuple[str, str]]) -> None:
     for text, _ in pairs:
         assert not re.search(r"%[(\w%]|[{}<>]|&\w+;|\s\s|[\0\n]", text), text
         assert text == text.strip()
-        assert demo._letters(text) >= demo.LEAST_LETTERS
+        assert demo_sentences.letters(text) >= demo_sentences.LEAST_LETTERS
 
 
-def test_corpus_is_the_same_each_time(pairs: list[tuple[str, str]]) -> None:
-    assert demo.corpus() == pairs
+def test_the_sentences_are_those_of_django() -> None:
+    written = demo.SENTENCES.read_text(encoding="utf-8")
+    assert demo_sentences.as_lines(demo_sentences.corpus()) == written, "constraints.txt has the version of Django"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_corpus_is_the_same_each_time(pairs: list[tuple[str, str]]) -> None:
     ],
 )
 def test_clean(raw: str, clean: str) -> None:
-    assert demo._clean(raw) == clean
+    assert demo_sentences.clean(raw) == clean
 
 
 def test_splits_are_stratified(pairs: list[tuple[str, str]]) -> None:
@@ -74,12 +75,6 @@ def test_splits_are_stratified(pairs: list[tuple[str, str]]) -> None:
             assert abs(counts[language, split] - share * total) <= 2
     assert demo._split(pairs, 0) == rows
     assert demo._split(pairs, 1) != rows
-
-
-def test_missing_django_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(GnormError, match=r"pip install 'greedy-gnorm\[demo\]'"):
-        demo.corpus()
 
 
 def test_tokenizer_training_is_repeatable() -> None:

@@ -29,9 +29,9 @@ def workplace(tmp_path, monkeypatch, write_rows):
     monkeypatch.chdir(tmp_path)
     tiny_model("bert", num_hidden_layers=2, **LABEL_NAMES).save_pretrained("my-model")
     tiny_tokenizer().save_pretrained("my-model")
-    write_rows(tiny_rows(60), "reviews.jsonl")
+    write_rows(tiny_rows(120), "reviews.jsonl")
     (tmp_path / "reviews.csv").write_text(
-        "text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in tiny_rows(60)), encoding="utf-8"
+        "text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in tiny_rows(120)), encoding="utf-8"
     )
     return tmp_path
 

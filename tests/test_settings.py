@@ -14,7 +14,17 @@ from greedy_gnorm.cli.options import read_yaml
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.pruning.prepare import protection_for
 from greedy_gnorm.records import compact
-from greedy_gnorm.settings import COMPARING, COMPRESSING, MEBIBYTE, PRUNING, SCORING, SETTINGS, Savings, Settings
+from greedy_gnorm.settings import (
+    COMPARING,
+    COMPRESSING,
+    EVALUATING,
+    MEBIBYTE,
+    PRUNING,
+    SCORING,
+    SETTINGS,
+    Savings,
+    Settings,
+)
 from greedy_gnorm.units import Unit
 
 
@@ -37,7 +47,14 @@ def test_the_functions_have_the_settings_as_keywords_in_the_same_order_with_the_
     assert list(parameters)[:2] == ["model", "data"]
 
 
-@pytest.mark.parametrize("function", [gg.prune, gg.compress, gg.score, gg.compare])
+def test_evaluate_has_its_settings_as_keywords():
+    parameters = inspect.signature(gg.evaluate).parameters
+    shown = [name for name in parameters if name in SETTINGS and name != "examples"]  # a number of rows here
+    assert shown == list(EVALUATING)
+    assert Settings.of({name: parameters[name].default for name in shown}) == Settings()
+
+
+@pytest.mark.parametrize("function", [gg.prune, gg.compress, gg.score, gg.compare, gg.evaluate, gg.bench])
 def test_help_explains_every_keyword(function):
     explained = [line.strip().partition(":")[0] for line in inspect.getdoc(function).splitlines() if ": " in line]
     parameters = list(inspect.signature(function).parameters)
@@ -113,7 +130,7 @@ WRONG = [
     ({"dtype": "int8"}, "dtype must be 'auto', 'float32', 'float64', 'bfloat16' or 'float16', not 'int8' (str)."),
     ({"text": 3}, "text must be a valid string"),
     ({"trust_remote_code": "yes"}, "trust_remote_code must be a valid boolean"),
-    ({"metod": "ae"}, "Unknown setting 'metod'. Did you mean 'method'? Settings: method, stop, objective"),
+    ({"metod": "ae"}, "Unknown setting 'metod'. Did you mean 'method'? Settings: method, stop, metric"),
 ]
 
 

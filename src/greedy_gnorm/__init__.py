@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from greedy_gnorm.api import compare, compress, prune, score, take_step
+    from greedy_gnorm.deployment.bench import bench
+    from greedy_gnorm.deployment.evaluation import evaluate
     from greedy_gnorm.errors import DataError, GnormError, NonFiniteScore, RunFolderError, UnsupportedModel
     from greedy_gnorm.model.checkpoint import load
     from greedy_gnorm.model.sites import find_sites
@@ -24,6 +26,8 @@ _HOMES = {
     "prune": "api",
     "score": "api",
     "take_step": "api",
+    "bench": "deployment.bench",
+    "evaluate": "deployment.evaluation",
     "DataError": "errors",
     "GnormError": "errors",
     "NonFiniteScore": "errors",
@@ -67,8 +71,10 @@ __all__ = [
     "Step",
     "Unit",
     "UnsupportedModel",
+    "bench",
     "compare",
     "compress",
+    "evaluate",
     "find_sites",
     "load",
     "prune",

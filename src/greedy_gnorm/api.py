@@ -11,8 +11,7 @@ from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.comparison.experiment import OnPartStep, run_experiment
 from greedy_gnorm.data.loading import scoring_batches
 from greedy_gnorm.deployment.speed import torch_latencies
-from greedy_gnorm.errors import GnormError
-from greedy_gnorm.model.checkpoint import FORMATS, check_format, load, load_tokenizer, weights_fingerprint
+from greedy_gnorm.model.checkpoint import FORMATS, check_format, load_tokenizer, weights_fingerprint
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import with_drawn_labels
 from greedy_gnorm.passes.gradients import gradient_change
@@ -32,6 +31,7 @@ from greedy_gnorm.pruning.run import OnStep, Run, at_step, measure_of, units_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
 from greedy_gnorm.records.kept import keeping_scores
+from greedy_gnorm.records.unpruned import load_unpruned, unpruned_source
 from greedy_gnorm.runs import perform, recovery_of
 from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SCORING, Settings
 from greedy_gnorm.tasks.objectives import OBJECTIVES
@@ -152,6 +152,7 @@ def prune(
     cache_memory: int = 2048,
     savings: str | Sequence[str] = "all",
     trust_remote_code: bool = False,
+    examples: bool = True,
     eval_data: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -198,6 +199,7 @@ def prune(
         cache_memory: Megabytes for outputs of unchanged layers, kept between steps; 0 keeps nothing.
         savings: Exact savings to use: "all", "none", or a list of names (kept-layers, first-token, gram).
         trust_remote_code: Allow code that comes with the model to run.
+        examples: Keep the texts of rows whose prediction changed in the files of the run.
         eval_data: Rows to test on, given like `data`. Default: rows of `data` that have no other use.
         out: The folder to write the run to: journal, model, report, figures and tables. Default: nothing is written.
         resume: Continue the run in `out`.
@@ -252,6 +254,7 @@ def compress(
     cache_memory: int = 2048,
     savings: str | Sequence[str] = "all",
     trust_remote_code: bool = False,
+    examples: bool = True,
     eval_data: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -307,6 +310,7 @@ def compress(
         cache_memory: Megabytes for outputs of unchanged layers, kept between steps; 0 keeps nothing.
         savings: Exact savings to use: "all", "none", or a list of names (kept-layers, first-token, gram).
         trust_remote_code: Allow code that comes with the model to run.
+        examples: Keep the texts of rows whose prediction changed in the files of the run.
         eval_data: Rows to test on, given like `data`. Default: the test rows of `data`.
         out: The folder to write the run to: journal, model, report, figures and tables. Default: nothing is written.
         resume: Continue the run in `out`.
@@ -346,15 +350,10 @@ def take_step(
     check_format(format)
     journal = Journal.read(Path(folder))
     step, last = find_step(journal.steps, step, measure_of(journal.header)), len(journal.steps) - 1
-    source = _source(journal, model)
+    source = unpruned_source(journal, model)
     with phase("Loading the model"):
-        whole = load(source, trust_remote_code=trust_remote_code)
+        whole = load_unpruned(journal, source, trust_remote_code=trust_remote_code)
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
-    was, now = journal.header["model"]["weights"], weights_fingerprint(whole)
-    if was != now:
-        raise GnormError(
-            f"{source} is not the model of the run in {folder}: the fingerprint of its weights is {now}, not {was}."
-        )
     steps = [replace(each, stop=None) for each in journal.steps[: step + 1]]
     steps[-1] = replace(steps[-1], stop=f"step {step} of {last}, taken from {folder}")
     settings = Settings.of(schema.complete_settings(journal.header["config"]))
@@ -380,14 +379,6 @@ def _half_taken(out: Path) -> bool:
         return False
     header = read_header(out / RUN_FILE)
     return "taken" in header and "result" not in header
-
-
-def _source(journal: Journal, model: str | Path | None) -> Any:
-    if model is None and journal.header["model"].get("in_memory"):
-        raise GnormError(
-            f"The run in {journal.folder} pruned a model given in Python: save that model and name its folder."
-        )
-    return model or journal.header["model"]["name"]
 
 
 def compare(

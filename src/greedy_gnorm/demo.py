@@ -1,19 +1,15 @@
 """The demo: sentences in 20 languages, and a small classifier trained to tell the languages apart."""
 
 import hashlib
-import importlib.util
 import json
 import os
 import random
-import re
 import shutil
-import struct
 import tempfile
 import time
-import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import groupby, islice
 from pathlib import Path
 
 import torch
@@ -21,21 +17,17 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaForSequenceClassification
 
-from greedy_gnorm.errors import GnormError
+SENTENCES = Path(__file__).with_name("demo_sentences.tsv")
+"""A language and a sentence per line, from Django's translations; `experiments/demo_sentences.py` writes it."""
 
-# label -> the catalogue folder that holds the language
-LANGUAGES = {"ar": "ar", "bg": "bg", "de": "de", "el": "el", "en": "en_AU", "es": "es", "fr": "fr", "hi": "hi"}
-LANGUAGES |= {"it": "it", "ja": "ja", "nl": "nl", "pl": "pl", "pt": "pt", "ru": "ru", "sw": "sw", "th": "th"}
-LANGUAGES |= {"tr": "tr", "ur": "ur", "vi": "vi", "zh": "zh_Hans"}
+LANGUAGES = (
+    "ar", "bg", "de", "el", "en", "es", "fr", "hi", "it", "ja",
+    "nl", "pl", "pt", "ru", "sw", "th", "tr", "ur", "vi", "zh",
+)  # fmt: skip
 LABELS = {language: index for index, language in enumerate(LANGUAGES)}
 
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
 BOS_ID, PAD_ID, EOS_ID, UNK_ID, MASK_ID = range(len(SPECIAL))
-
-PLACEHOLDER = re.compile(r"%\(\w+\)[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]?|%[%a-z]|\{[^{}]*\}")
-MARKUP = re.compile(r"<[^<>]+>|&#?\w+;")
-EMPTY_PAIR = re.compile(r"""[“”„"«»'\u2018\u2019`(\[\uff08]\s*[“”„"«»'\u2018\u2019`)\]\uff09]""")
-LEAST_LETTERS = 5
 
 Row = dict[str, str]
 Sentences = list[tuple[str, str]]
@@ -71,15 +63,10 @@ class DemoAssets:
 
 
 def corpus(per_language: int = Recipe.per_language) -> Sentences:
-    """Return (sentence, language) pairs from Django's catalogues: each language's longest, in a fixed order."""
-    catalogues = sorted(_django_folder().rglob("*.mo"), key=lambda path: path.as_posix())
-    found = {language: _sentences(language, catalogues) for language in LANGUAGES}
-    languages_with = Counter(key for sentences in found.values() for key in sentences)
+    """Return (sentence, language) pairs: each language's longest sentences, in a fixed order."""
     pairs: Sentences = []
-    for language, sentences in found.items():
-        unambiguous = [text for key, text in sentences.items() if languages_with[key] == 1]
-        unambiguous.sort(key=lambda text: (-len(text), text))
-        pairs += [(text, language) for text in unambiguous[:per_language]]
+    for language, lines in groupby(SENTENCES.read_text(encoding="utf-8").splitlines(), lambda line: line[:2]):
+        pairs += [(line.partition("\t")[2], language) for line in islice(lines, per_language)]
     return pairs
 
 
@@ -99,56 +86,6 @@ def prepare(
             _build(built, _split(pairs, seed), seed, recipe, say)
             _move(built, home)
     return _assets(home)
-
-
-def _django_folder() -> Path:
-    """Find the installed Django without importing it."""
-    spec = importlib.util.find_spec("django")
-    if spec is None or not spec.submodule_search_locations:
-        raise GnormError("The demo reads its sentences from Django's catalogues: pip install 'greedy-gnorm[demo]'")
-    return Path(spec.submodule_search_locations[0])
-
-
-def _sentences(language: str, catalogues: list[Path]) -> dict[str, str]:
-    """Collect one language's cleaned sentences, keyed by their case-folded text."""
-    sentences: dict[str, str] = {}
-    for catalogue in catalogues:
-        if catalogue.parts[-3] != LANGUAGES[language]:  # .../locale/<folder>/LC_MESSAGES/<name>.mo
-            continue
-        for source, translation in _messages(catalogue.read_bytes()):
-            text = _clean(translation)
-            untranslated = language != "en" and text == _clean(source)
-            if _letters(text) >= LEAST_LETTERS and not untranslated:
-                sentences.setdefault(text.casefold(), text)
-    return sentences
-
-
-def _messages(mo: bytes) -> Iterator[tuple[str, str]]:
-    """Yield (source, translation) from a compiled gettext catalogue, each plural form on its own."""
-    order = "<" if mo[:4] == b"\xde\x12\x04\x95" else ">"
-    count, sources, translations = struct.unpack_from(f"{order}3I", mo, 8)
-
-    def text(table: int, index: int) -> str:
-        length, start = struct.unpack_from(f"{order}2I", mo, table + 8 * index)
-        return mo[start : start + length].decode()
-
-    for index in range(count):
-        source = text(sources, index).rpartition("\x04")[2].split("\0")
-        if source != [""]:  # the empty source holds the catalogue's header
-            for number, form in enumerate(text(translations, index).split("\0")):
-                yield source[min(number, len(source) - 1)], form
-
-
-def _clean(text: str) -> str:
-    """Remove placeholders, mark-up and the empty quotes they leave, and collapse white space."""
-    for pattern in (MARKUP, PLACEHOLDER, EMPTY_PAIR):
-        text = pattern.sub(" ", text)
-    return " ".join(text.split())
-
-
-def _letters(text: str) -> int:
-    """Count letters, vowel signs included."""
-    return sum(unicodedata.category(character)[0] in "LM" for character in text)
 
 
 def _split(pairs: Sentences, seed: int) -> list[Row]:

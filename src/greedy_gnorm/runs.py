@@ -17,7 +17,8 @@ from greedy_gnorm.deployment.speed import torch_latencies
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import check_format
 from greedy_gnorm.model.sites import find_sites
-from greedy_gnorm.passes.evaluation import tested
+from greedy_gnorm.passes.evaluation import row_statistics, tested
+from greedy_gnorm.passes.predictions import MOST_EXAMPLES, compared_predictions
 from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks, world_size
 from greedy_gnorm.passes.speed import SHAPES, possible
 from greedy_gnorm.phases import counted, phase
@@ -28,6 +29,7 @@ from greedy_gnorm.pruning.prepare import (
     device_for,
     dtype_for,
     load_sets,
+    on_device,
     prepare_run,
     recovery_for,
 )
@@ -102,9 +104,12 @@ def perform(
         pruned = at_step(unpruned, steps, chosen, units, recovery)
         if recovery is not None:
             recovery.calibration.clear()  # gigabytes on disk, and computed again when another step is rebuilt
-        tests = None if test is None else _tested(unpruned, pruned, test, given)
+        tests, predictions = (None, None) if test is None else _tested(unpruned, pruned, test, given)
         _warn_of_other_losses(tests, steps, chosen, measure_of(header))
-        run = Run(steps, steps[chosen], pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices, why)
+        run = Run(
+            steps, steps[chosen], pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices, predictions,
+            why,
+        )  # fmt: skip
         if journal is None:
             return run
         from greedy_gnorm.report.outcome import write_outcome  # loads matplotlib, which only this needs
@@ -158,17 +163,20 @@ def _recorded_times(out: str | Path | None) -> Times | None:
     return None if content is None else Times.from_json(content)
 
 
-def _tested(before: Any, after: Any, test: Batches, given: Settings) -> dict[str, Any]:
-    """The quality of both models on the test rows, in the precision of the run."""
-    place = device_for(given), dtype_for(before, given)
-    first, second = (find_sites(copy.deepcopy(model).to(*place)) for model in (before, after))
+def _tested(before: Any, after: Any, test: Batches, given: Settings) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The quality of both models on the test rows, in the precision of the run, and what they predict for them."""
+    place, task = (device_for(given), dtype_for(before, given)), task_of(before)
     with phase("Testing"):
-        return tested(first, second, test)
+        sides = [find_sites(copy.deepcopy(model).to(*place)) for model in (before, after)]
+        tables = [row_statistics(sites, test).numpy() for sites in sides]
+        examples = MOST_EXAMPLES if given.examples else 0
+        predictions = compared_predictions(task, test, tables, examples) if task.one_class else None
+        return tested(task, test, tables), predictions
 
 
 def _latencies(model: Any, steps: Sequence[Step], chosen: int, given: Settings, units: str) -> list[Latency]:
     """The speed of the unpruned model and of the solution, on the device and in the precision of the run."""
-    before = _as_run(model, given)
+    before = on_device(model, given)
     with phase("Measuring speed"):
         return torch_latencies(before, at_step(before, steps, chosen, units), _shapes(given))
 
@@ -177,7 +185,7 @@ def _timed_choices(
     choices: Sequence[Choice], model: Any, steps: Sequence[Step], given: Settings, units: str
 ) -> list[Choice]:
     """The choices with their measured speed, each timed in turn with the unpruned model."""
-    before = _as_run(model, given)
+    before = on_device(model, given)
     shapes = possible(before, _shapes(given))[-1:]
     timed = []
     for choice in counted(choices, "Measuring speed", "choice"):
@@ -185,13 +193,6 @@ def _timed_choices(
             choice = replace(choice, measured=latency.speed_up, milliseconds=latency.after_ms)
         timed.append(choice)
     return timed
-
-
-def _as_run(model: Any, given: Settings) -> Any:
-    """The model on the device and in the precision of the run."""
-    device, dtype = device_for(given), dtype_for(model, given)
-    first = next(model.parameters())
-    return model if (first.device, first.dtype) == (device, dtype) else copy.deepcopy(model).to(device, dtype)
 
 
 def _shapes(given: Settings) -> tuple[tuple[int, int], ...]:

@@ -237,6 +237,7 @@ class Settings(BaseModel):
         )
     )
     trust_remote_code: bool = _setting(False, "Allow code that comes with the model to run.")
+    examples: bool = _setting(True, "Keep the texts of rows whose prediction changed in the files of the run.")
 
     def __init__(self, **given: Any) -> None:
         try:
@@ -270,12 +271,18 @@ COMPRESSING = tuple(name for name in SETTINGS if name not in _ONLY_PRUNING)
 """The settings of `compress`."""
 _NOT_FOR_SCORING = (
     "method", "stop", "metric", "eval_samples", "protect", "min_heads", "heads_per_step", "recompute", "cache_memory",
-    "recover", "calibration_tokens",
+    "recover", "calibration_tokens", "examples",
 )  # fmt: skip
 SCORING = tuple(name for name in (*PRUNING, "units") if name not in _NOT_FOR_SCORING)
 """The settings of `score`."""
-COMPARING = tuple(name for name in (*PRUNING, "rounds") if name not in ("method", "stop", "device_map", "recover"))
+_NOT_FOR_COMPARING = ("method", "stop", "device_map", "recover", "examples")
+COMPARING = tuple(name for name in (*PRUNING, "rounds") if name not in _NOT_FOR_COMPARING)
 """The settings of `compare`, which walks several methods to the end on copies of a model that fits one device."""
+EVALUATING = (
+    "eval_samples", "seed", "text", "text_pair", "label", "label_map", "dtype", "device", "tokens_per_batch",
+    "trust_remote_code",
+)  # fmt: skip
+"""The settings of `evaluate`."""
 DTYPES = get_args(Dtype)
 
 

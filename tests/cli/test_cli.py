@@ -168,6 +168,8 @@ def test_help_lists_and_errors_come_before_the_slow_libraries(model_folder, data
         (["report", str(tmp_path / "none")], 2),
         (["table", str(tmp_path / "none")], 2),
         (["export", str(tmp_path / "none")], 2),
+        (["eval", str(tmp_path / "none"), "--data", str(data_file)], 2),
+        (["bench", str(tmp_path / "none")], 2),
         (["demo", "--stop", "banana"], 2),
     ]
     command = [sys.executable, "-c", FIRST_WORDS, json.dumps(calls), json.dumps(SLOW)]

@@ -26,6 +26,7 @@ from greedy_gnorm.cli.app import main
 from greedy_gnorm.errors import ProcessGone
 from greedy_gnorm.passes import processes
 from greedy_gnorm.passes.peers import LAUNCHER, Coordinator, Peers, _Channel
+from greedy_gnorm.records.predictions import read_predictions
 
 HERE = Path(__file__).resolve().parent
 
@@ -331,6 +332,11 @@ def test_a_compression_over_processes_has_the_same_order_and_weights(scenarios, 
     together = gg.load(place / "compressed" / "model")
     for ours, theirs in zip(together.parameters(), alone.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    predictions = read_predictions(place / "compressed")
+    for name in ("rows", "per_class", "confusion", "agreement"):
+        assert predictions[name] == alone.predictions[name]
+    texts = [{row["text"] for row in each["changed"]} for each in (predictions, alone.predictions)]
+    assert texts[0] == texts[1]
 
 
 def test_where_all_walks_begin_and_end_is_measured_once(scenarios):

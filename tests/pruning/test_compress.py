@@ -156,7 +156,7 @@ def test_no_label_is_needed(folder, tmp_path):
 
 def test_own_labels_beside_those_of_the_data(folder, rows):
     run = gg.compress(folder, rows, macs=0.6, labels="own", **OPTIONS)
-    assert {"agreement", "accuracy", "macro_f1", "loss"} == set(run.steps[0].quality)
+    assert {"agreement", "accuracy", "macro_f1", "mcc", "loss"} == set(run.steps[0].quality)
     assert set(run.test["intervals"]) == {"agreement", "accuracy"}
     assert run.header["quality"] == "agreement"
 
@@ -174,7 +174,7 @@ def test_choices_are_the_smallest_steps_within_a_loss():
         Step(place, (), None, {"accuracy": quality}, Cost(100 - place, 400 - place, 1000 - 100 * place), {})
         for place, quality in enumerate(qualities)
     ]
-    chosen = choose(steps, Measure("accuracy", True, 1.0))
+    chosen = choose(steps, Measure("accuracy", True, 1.0), fastest=True)
     assert [(choice.name, choice.step) for choice in chosen] == [
         ("free", 3), ("-1 point", 4), ("-2 points", 5), ("fastest", 6),
     ]  # fmt: skip
@@ -224,7 +224,6 @@ def test_pruning_heads_with_recovery(folder, rows, tmp_path):
     assert run.solution.quality["loss"] != plain.solution.quality["loss"]
     assert torch.equal(logits(gg.load(tmp_path / "run" / "model")), logits(run.model))
     assert not torch.equal(logits(run.model), logits(plain.model))
-    assert run.steps[0].cost.multiplications is None
     taken = gg.take_step(tmp_path / "run", 2, out=tmp_path / "taken", latency=False)
     assert torch.equal(logits(taken.model), logits(run.at(2)))
 
@@ -262,9 +261,12 @@ def test_too_few_calibration_tokens_are_told(folder, rows):
         gg.compress(folder, rows, macs=0.8, **{**OPTIONS, "calibration_tokens": 50, "rounds": 1})
 
 
-def test_ready_batches_are_refused(folder):
-    with pytest.raises(gg.DataError, match="divides the rows itself"):
-        gg.compress(folder, [tiny_batch()], macs=0.5, tokenizer=tiny_tokenizer(), **OPTIONS)
+def test_ready_batches_need_evaluation_batches(folder):
+    with pytest.raises(gg.DataError, match="give data and eval_data"):
+        gg.compress(folder, [tiny_batch()], macs=0.5, **OPTIONS)
+    run = gg.compress(folder, [tiny_batch(rows=40)], eval_data=[tiny_batch(seed=3)], macs=0.5, **OPTIONS)
+    assert run.solution.cost.multiplications <= 0.5 * run.steps[0].cost.multiplications
+    assert run.test is None
 
 
 def test_the_callers_model_is_not_changed(rows):

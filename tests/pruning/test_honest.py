@@ -11,7 +11,7 @@ import pytest
 from conftest import LABEL_NAMES, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
 
 import greedy_gnorm as gg
-from greedy_gnorm.comparison.analysis import Comparison, summary_table
+from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.data.sets import compared_rows, divided_rows
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.runs import _warn_of_other_losses
@@ -199,15 +199,15 @@ def test_the_best_is_marked_where_the_difference_holds():
 
     header = {"quality": "accuracy", "higher_is_better": True, "data": {"evaluation": {"rows": rows}}}
     curves = {"good": method(0.02), "alike": method(0.02), "bad": method(0.2)}
-    columns, cells = summary_table(Comparison(header, curves))
+    columns, cells = Comparison(header, curves).summary
     marks = {row[0]: row[columns.index("mean")][-1] for row in cells}
     assert marks["good"] == marks["alike"] == "="
     assert marks["bad"] not in "*="
     assert " to " in cells[0][columns.index("mean")]
-    columns, cells = summary_table(Comparison(header, {name: curves[name] for name in ("good", "bad")}))
+    columns, cells = Comparison(header, {name: curves[name] for name in ("good", "bad")}).summary
     assert [row[columns.index("mean")][-1] == "*" for row in cells] == [True, False]
     without = {name: [[replace(step, right=None) for step in run] for run in runs[:1]] for name, runs in curves.items()}
-    columns, cells = summary_table(Comparison(header, without))
+    columns, cells = Comparison(header, without).summary
     assert not any("*" in cell or "=" in cell for row in cells for cell in row), "one run without rows says nothing"
 
 

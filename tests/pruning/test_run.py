@@ -161,7 +161,9 @@ def test_an_evaluation_set_smaller_than_a_batch():
         eval_data=tiny_rows(33)[30:],
         stop="heads=1",
     )
-    assert result.header["data"]["evaluation"]["rows"] == 3
+    assert {use: part["rows"] for use, part in result.header["data"].items()} == {
+        "scoring": 23, "evaluation": 7, "test": 3
+    }  # fmt: skip
 
 
 def test_pruning_goes_on_from_a_pruned_model():
@@ -185,7 +187,7 @@ def test_the_run_folder(tmp_path, model_folder, data_file):
     lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(9))
     assert set(lines[1]) >= {"step", "removed", "scores", "quality", "parameters", "bytes", "seconds"}
-    assert set(lines[1]["quality"]) == {"accuracy", "macro_f1", "loss"}
+    assert set(lines[1]["quality"]) == {"accuracy", "macro_f1", "mcc", "loss"}
     assert np.array(lines[1]["scores"]).shape == (2, 4)
     assert essence(Step.from_json(line) for line in lines) == essence(result.steps)
     with (folder / "tables" / "curve.csv").open() as file:

@@ -167,6 +167,7 @@ def test_the_command_that_repeats_a_run_makes_the_same_run(tmp_path, model_folde
         "0.1",
         "--min-heads",
         "1",
+        "--no-examples",
     ]
     command = ["prune", str(model_folder), "--data", str(data_file), "--out", str(tmp_path / "run"), *options]
     assert main([*command, "--no-latency", "--quiet"]) == 0

@@ -43,6 +43,7 @@ def by_scikit_learn(name, logits, labels):
     return {
         "accuracy": metrics.accuracy_score(labels, logits.argmax(-1)),
         "macro_f1": metrics.f1_score(labels, logits.argmax(-1), average="macro", zero_division=0),
+        "mcc": metrics.matthews_corrcoef(labels, logits.argmax(-1)),
     }
 
 
@@ -78,7 +79,7 @@ def test_no_outputs_are_kept_for_evaluation():
     model = tiny_model("bert", num_labels=3)
     batches = ready_batches([tiny_batch(), tiny_batch(rows=3, seed=4)])
     statistics = row_statistics(find_sites(model, "heads"), batches)
-    assert statistics.shape == (8, 3)
+    assert statistics.shape == (8, 4)  # label, prediction, loss, probability
     assert statistics[:, 0].tolist() == [label for batch in batches for label in batch.labels.tolist()]
     assert evaluate(find_sites(model, "heads"), batches)["accuracy"] == float(
         (statistics[:, 0] == statistics[:, 1]).double().mean()

@@ -19,6 +19,8 @@ import typer
 from greedy_gnorm.cli import checks
 from greedy_gnorm.cli.interrupts import Interrupts
 from greedy_gnorm.cli.listing import show_methods
+from greedy_gnorm.cli.loading import load_code
+from greedy_gnorm.cli.measure import bench, evaluate
 from greedy_gnorm.cli.options import (
     Config,
     Data,
@@ -34,11 +36,9 @@ from greedy_gnorm.cli.options import (
     given_names,
     with_settings,
 )
-from greedy_gnorm.cli.progress import Progress
 from greedy_gnorm.cli.terminal import say
 from greedy_gnorm.errors import INTERRUPTED, GnormError, Interrupted, ShownElsewhere
 from greedy_gnorm.passes.peers import launched, speaks_for_all
-from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.rules import check_rules, forms
 from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SCORING, Settings
 
@@ -108,14 +108,16 @@ def prune(
             raise GnormError(f"--from-run uses the settings of that run: remove {options}.")
         taking = {"model": model, "trust_remote_code": settings["trust_remote_code"], "latency": latency}
         checks.check_record(from_run)
-        _commands(quiet=quiet).take(from_run, step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json)
+        load_code("commands", quiet=quiet).take(
+            from_run, step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json
+        )
     elif model is None or data is None:
         raise GnormError("Give a model and data, gnorm prune MODEL --data DATA, or --from-run DIR --at drop=0.01.")
     else:
         checks.check_run("prune", settings, out, resume=resume)
         checks.check_inputs(model, data, eval_data, quiet=quiet)
         settings |= {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
-        _commands(quiet=quiet).perform(
+        load_code("commands", quiet=quiet).perform(
             "prune",
             model,
             data,
@@ -157,7 +159,7 @@ def compress(
     checks.check_run("compress", settings, out, resume=resume)
     checks.check_inputs(model, data, eval_data, quiet=quiet)
     settings |= {"format": form.value, "measure_speed": measure_speed, "push_to_hub": push_to_hub}
-    _commands(quiet=quiet).perform(
+    load_code("commands", quiet=quiet).perform(
         "compress",
         model,
         data,
@@ -184,7 +186,7 @@ def report(
 ) -> None:
     """Write report.html, a page in one file, from the journal of a run; the run need not be finished."""
     checks.check_exists(*folders)
-    _commands().report(folders, out, show=show)
+    load_code("commands").report(folders, out, show=show)
 
 
 @app.command()
@@ -203,7 +205,9 @@ def score(
     """Score every head once; write scores.json and a heat map."""
     checks.check_score(name, settings)
     checks.check_inputs(model, data, quiet=quiet)
-    _commands(quiet=quiet).score(model, data, out, name, settings, resume=resume, quiet=quiet, as_json=as_json)
+    load_code("commands", quiet=quiet).score(
+        model, data, out, name, settings, resume=resume, quiet=quiet, as_json=as_json
+    )
 
 
 @app.command()
@@ -226,7 +230,9 @@ def compare(
     checks.check_comparison(methods, runs, trajectories, settings, out, resume=resume)
     checks.check_inputs(model, data, eval_data, quiet=quiet)
     settings |= {"eval_data": eval_data, "methods": methods, "runs": runs, "trajectories": trajectories}
-    _commands(quiet=quiet).compare(model, data, out, {**settings, "resume": resume}, quiet=quiet, as_json=as_json)
+    load_code("commands", quiet=quiet).compare(
+        model, data, out, {**settings, "resume": resume}, quiet=quiet, as_json=as_json
+    )
 
 
 class TableFormat(StrEnum):
@@ -246,7 +252,7 @@ def table(
 ) -> None:
     """Print the number of parameters before and after pruning; no weights are loaded."""
     checks.check_inputs(model, quiet=True)
-    _commands(quiet=True).table(model, removed, form.value, trust_remote_code=trust_remote_code)
+    load_code("commands", quiet=True).table(model, removed, form.value, trust_remote_code=trust_remote_code)
 
 
 @app.command()
@@ -264,7 +270,11 @@ def export(
     """Export a pruned model for other runtimes."""
     checks.check_exists(folder)
     options = {"out": out, "int8": int8, "data": data, "tolerance": tolerance, "trust_remote_code": trust_remote_code}
-    _commands(quiet=quiet).export(folder, options, quiet=quiet, as_json=as_json)
+    load_code("commands", quiet=quiet).export(folder, options, quiet=quiet, as_json=as_json)
+
+
+app.command("eval")(evaluate)
+app.command()(bench)
 
 
 @app.command()
@@ -277,7 +287,7 @@ def methods(as_json: Json = False) -> None:
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="The folder to write to. Default: runs/demo.")] = None,
-    stop: Annotated[list[str], typer.Option(help=f"When to stop: {forms()}.")] = ["knee"],  # noqa: B006
+    stop: Annotated[list[str], typer.Option(help=f"When to stop: {forms()}.")] = ["drop=0.01"],  # noqa: B006
     seed: Annotated[int, typer.Option(help="Seed of the training and of the samples.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")] = False,
     quiet: Quiet = False,
@@ -286,20 +296,7 @@ def demo(
     """Try it out: train a small classifier of 20 languages, then prune it."""
     settings = {"stop": stop, "seed": seed}
     check_rules(Settings.of(settings).stop)
-    _commands(quiet=quiet).demo(out, settings, resume=resume, quiet=quiet, as_json=as_json)
-
-
-def _commands(*, quiet: bool = False) -> Any:
-    """The code of the commands, which loads torch and transformers."""
-    quiet = quiet or not speaks_for_all()
-    if "torch" in sys.modules:
-        from greedy_gnorm.cli import commands
-
-        return commands
-    with Progress(quiet=quiet) as progress, phase("Loading torch and transformers"):
-        progress.line("Loading torch and transformers ...")
-        from greedy_gnorm.cli import commands
-    return commands
+    load_code("commands", quiet=quiet).demo(out, settings, resume=resume, quiet=quiet, as_json=as_json)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

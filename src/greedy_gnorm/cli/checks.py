@@ -62,12 +62,12 @@ def check_comparison(
 
 
 @_once
-def check_inputs(model: str, data: str | None = None, eval_data: str | None = None, *, quiet: bool) -> None:
+def check_inputs(model: str | None, data: str | None = None, eval_data: str | None = None, *, quiet: bool) -> None:
     """Files of rows, and the model's folder or name; that there is no such folder is said before the hub is asked."""
     for source in (data, eval_data):
         if source is not None:
             check_source(source)
-    if is_hub_name(model):
+    if model is not None and is_hub_name(model):
         if not quiet:
             say(f"There is no folder {model} here: looking for it on the hub.")
         locate(model)

@@ -20,7 +20,6 @@ from greedy_gnorm.cli.interrupts import Interrupts
 from greedy_gnorm.cli.listing import options_text
 from greedy_gnorm.cli.progress import Progress
 from greedy_gnorm.cli.steps import PartDisplay, StepDisplay
-from greedy_gnorm.comparison.analysis import overview_table
 from greedy_gnorm.demo import prepare
 from greedy_gnorm.deployment.export import export as run_export
 from greedy_gnorm.errors import GnormError, Interrupted
@@ -186,7 +185,7 @@ def compare(model: str, data: str, out: Path | None, settings: dict[str, Any], *
         }
         terminal.show_json({**rows, "out": str(out)})
         return
-    terminal.show_table(*overview_table(result))
+    terminal.show_table(*result.overview)
     if not quiet:
         console.draw_comparison(result)
     console.show_files(out)

@@ -202,7 +202,7 @@ def show_export(done: Exported) -> None:
 def show_next_steps(pruned: Path, compressed: Path) -> None:
     """After the demo: how to do the same with another model."""
     out.print("\nThe same with your own model and labelled text:")
-    for command in ("prune MODEL --data rows.csv --stop drop=0.01", "compress MODEL --data rows.csv"):
+    for command in ("prune MODEL --data rows.csv", "compress MODEL --data rows.csv"):
         out.print(f"  gnorm {command}", highlight=False, soft_wrap=True)
     for folder in (pruned, compressed):
         out.print(f"The parameters of {folder}: gnorm table {folder}", highlight=False, soft_wrap=True)

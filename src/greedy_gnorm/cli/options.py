@@ -139,6 +139,22 @@ def read_methods(value: Any) -> list[str]:
     return value.split(",") if isinstance(value, str) else _names("methods", value)
 
 
+def counts(about: str) -> Any:
+    """An option of whole numbers above 0, separated by commas."""
+    return typer.Option(parser=_read_counts, metavar="N,N,...", help=about)
+
+
+def _read_counts(value: str) -> list[int]:
+    parts = [part.strip() for part in value.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise GnormError(f"{value!r} must be whole numbers above 0, separated by commas, such as 1,8.")
+    return [int(part) for part in parts]
+
+
+def _read_runtimes(value: str) -> list[str]:
+    return [part.strip() for part in value.split(",")]
+
+
 def given_names(context: typer.Context) -> set[str]:
     """The parameters that the user gave, on the command line or in a file, by the names that a user types."""
     sources = {
@@ -172,6 +188,18 @@ Methods = Annotated[
     typer.Option(
         parser=read_methods, metavar="TEXT", help="paper, all, or names from `gnorm methods`, separated by commas."
     ),
+]
+Runtimes = Annotated[
+    Any,
+    typer.Option(
+        parser=_read_runtimes,
+        metavar="TEXT",
+        help="torch, onnxruntime, int8 (weights in 8 bits), separated by commas. Default: those installed.",
+    ),
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, or the model folder in it.")]
+MovedModel = Annotated[
+    str | None, typer.Option(help="The unpruned model, if it was moved. Default: the one that the run names.")
 ]
 Version = Annotated[
     bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")

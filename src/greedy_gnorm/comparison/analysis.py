@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from greedy_gnorm.units import Measure, Step, Vector, removed_by
 SHARES = (0.25, 0.50, 0.75, 0.81)
 DROPS = (0.01, 0.05)
 FLOAT32 = 4
+
+Table = tuple[list[str], list[list[str]]]
+"""Names of columns, and cells as text. Those of a comparison take seconds, for their intervals."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,24 @@ class Comparison:
     def heads(self) -> int:
         """Heads that a walk removes."""
         return len(removed_by(next(iter(self.curves.values()))[0]))
+
+    @cached_property
+    def summary(self) -> Table:
+        """The methods by quality along the curve."""
+        return _by_method(self, (joint_columns if self.joint else columns)(self.measure))
+
+    @cached_property
+    def overview(self) -> Table:
+        """The methods by the four columns that say most, with ± half the width of their intervals."""
+        names = JOINT_OVERVIEW if self.joint else OVERVIEW
+        known = (joint_columns if self.joint else columns)(self.measure)
+        header, cells = _by_method(self, [column for column in known if column.name in names], brief=True)
+        return [header[0], *header[2:]], [[row[0], *row[2:]] for row in cells]  # without the number of runs
+
+    @cached_property
+    def solutions(self) -> Table:
+        """The paper's table of solutions: the methods at the knees of their curves."""
+        return _by_method(self, solution_columns(self.measure))
 
 
 def solution(walk: Walk, measure: Measure) -> Step:
@@ -157,29 +179,9 @@ def knee_heads(walk: Walk, measure: Measure) -> int:
     return len(removed_by(walk[: solution(walk, measure).step + 1]))
 
 
-def summary_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """The methods by quality along the curve."""
-    return _by_method(comparison, (joint_columns if comparison.joint else columns)(comparison.measure))
-
-
 OVERVIEW = ("at 50%", "mean", "knee: heads gone", "knee: quality")
 JOINT_OVERVIEW = ("75%", "50%", "33%", "25%")
 """The columns that say most, which fit a terminal."""
-
-
-def overview_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """The methods by the four columns that say most, with ± half the width of their intervals."""
-    names = JOINT_OVERVIEW if comparison.joint else OVERVIEW
-    known = (joint_columns if comparison.joint else columns)(comparison.measure)
-    header, cells = _by_method(comparison, [column for column in known if column.name in names], brief=True)
-    return [header[0], *header[2:]], [[row[0], *row[2:]] for row in cells]
-
-
-def solutions_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """The paper's table of solutions: the methods at the knees of their curves."""
-    return _by_method(comparison, solution_columns(comparison.measure))
-
-
 BEST, TIED = "*", "="
 """The marks of a table: clearly the best of its column, or not clearly worse than the best."""
 LEGEND = (
@@ -188,9 +190,7 @@ LEGEND = (
 )
 
 
-def _by_method(
-    comparison: Comparison, shown: Sequence[Column], *, brief: bool = False
-) -> tuple[list[str], list[list[str]]]:
+def _by_method(comparison: Comparison, shown: Sequence[Column], *, brief: bool = False) -> Table:
     """Header and text cells: the mean over runs with its 95 % interval, and a mark for the best of each column."""
     curves, rows = comparison.curves, comparison.header["data"]["evaluation"]["rows"]
     samples = sampled_means(curves, comparison.measure.name, rows, [column.value for column in shown])

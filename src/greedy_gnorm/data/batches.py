@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ class Batches:
     """Batches that can be iterated many times, with a seed and a fingerprint of their rows.
 
     `judged_by` names the labels that quality is measured with: `labels`, those `predicted` by the unpruned model, or
-    both.
+    both. `texts` are the texts of all rows, by the number of the row, where the rows were given as text.
     """
 
     items: tuple[Batch, ...]
@@ -54,6 +54,7 @@ class Batches:
     seed: int = 0
     truncated: int = 0
     judged_by: tuple[str, ...] = ("labels",)
+    texts: tuple[tuple[str, str | None], ...] = field(default=(), repr=False)
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self.items)

@@ -48,7 +48,8 @@ def encode(rows: Sequence[Row], model: nn.Module, tokenizer: Any, settings: Sett
     for group in bucketed([len(row["input_ids"]) for row in tokenised], settings.tokens_per_batch):
         inputs = padded([tokenised[place] for place in group], padding)
         items.append(Batch(inputs, None if labels is None else labels[group], tuple(group)))
-    return Batches(tuple(items), fingerprint(rows, tokenised), settings.seed, truncated)
+    texts = tuple(row.words for row in rows)
+    return Batches(tuple(items), fingerprint(rows, tokenised), settings.seed, truncated, texts=texts)
 
 
 def _tokenise(rows: Sequence[Row], tokenizer: Any, limit: int) -> tuple[list[dict[str, list[int]]], int]:

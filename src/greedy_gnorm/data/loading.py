@@ -96,6 +96,10 @@ def both_rows(
 
 def evaluation_batches(model: nn.Module, tokenizer: Any, task: LabelTask, data: Any, settings: Settings) -> Batches:
     """Batches for evaluation alone, from the test split if there is one, else the validation split, else all rows."""
+    if is_ready(data):
+        batches = ready_batches(data, seed=settings.seed)
+        task.check_labels(_ready_labels(batches))
+        return batches
     splits = labelled_splits(read_splits(data), settings)
     split = _first(splits, "test", "validation", WHOLE, "train")
     (rows,) = read_rows([(splits, split, True)], task, settings)

@@ -63,7 +63,7 @@ def export(
 
     The quality in 8 bits is measured on the run's own evaluation rows, or on `data`, read with the run's settings.
     """
-    _check_installed(int8)
+    check_installed()
     folder = Path(folder)
     journal = Journal.read(folder) if (folder / RUN_FILE).exists() else None
     source = folder / "model" if journal is not None else folder
@@ -81,10 +81,14 @@ def export(
     return Exported(target, report)
 
 
-def _check_installed(int8: bool) -> None:
-    needed = ("onnx", "onnxscript", "onnxruntime")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
+def missing_packages() -> list[str]:
+    """The packages that ONNX needs and that are not installed."""
+    return [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+
+
+def check_installed() -> None:
+    """Refuse to go on without the packages that ONNX needs."""
+    if missing := missing_packages():
         raise GnormError(f"ONNX needs {', '.join(missing)}: pip install 'greedy-gnorm[onnx]'.")
 
 
@@ -191,14 +195,8 @@ def _latencies(model: Any, runner: Runner) -> list[dict[str, Any]]:
 
 def _quantised(model: Any, folder: Path, rows: Batches) -> dict[str, Any]:
     """Write weights in 8 bits, and measure the quality on the evaluation rows in full precision and in 8 bits."""
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
     whole, small = folder / "model.onnx", folder / "model.int8.onnx"
-    graph = onnx.load(whole)
-    del graph.graph.value_info[:]  # the quantiser transposes weights and infers their shapes itself
-    with _quiet():
-        quantize_dynamic(graph, small, weight_type=QuantType.QInt8)
+    to_int8(whole, small)
     task = task_of(model)
     return {
         "file": small.name,
@@ -214,6 +212,17 @@ def _quantised(model: Any, folder: Path, rows: Batches) -> dict[str, Any]:
             for shape in possible(model)
         ],
     }
+
+
+def to_int8(whole: Path, small: Path) -> None:
+    """Write an ONNX file with weights in 8 bits."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    graph = onnx.load(whole)
+    del graph.graph.value_info[:]  # the quantiser transposes weights and infers their shapes itself
+    with _quiet():
+        quantize_dynamic(graph, small, weight_type=QuantType.QInt8)
 
 
 def _quality(runner: Runner, rows: Batches, task: Task) -> float:
@@ -247,8 +256,8 @@ def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: st
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's log and warnings; its errors are exceptions."""
-    before = logging.root.manager.disable
+    """Silence the exporter's log and warnings, and take back the handlers it adds; its errors are exceptions."""
+    before, handlers = logging.root.manager.disable, list(logging.root.handlers)
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -256,3 +265,4 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+        logging.root.handlers[:] = handlers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ def evaluate(sites: Sites, batches: Batches) -> dict[str, float]:
 def measures(task: Task, batches: Batches, statistics: Matrix) -> dict[str, float]:
     """The measures by the labels of the rows, and the agreement with the unpruned model where that is measured."""
     found: dict[str, float] = {}
-    for source, table in _by_source(batches, statistics).items():
+    for source, table in by_source(batches, statistics).items():
         if source == PREDICTED:
             found[AGREEMENT] = task.measures(table)[task.quality]
         else:
@@ -39,7 +39,7 @@ def measures(task: Task, batches: Batches, statistics: Matrix) -> dict[str, floa
     return found
 
 
-def _by_source(batches: Batches, statistics: Matrix) -> dict[str, Matrix]:
+def by_source(batches: Batches, statistics: Matrix) -> dict[str, Matrix]:
     """The statistics with the labels of each source."""
     width = statistics.shape[1] // len(batches.judged_by)
     return {
@@ -63,7 +63,7 @@ def judge(sites: Sites, batches: Batches, measure: str) -> Evaluation:
     """The quality on these rows and those of the other processes, led by a measure."""
     task, statistics = task_of(sites.model), row_statistics(sites, batches).numpy()
     source, name = (PREDICTED, task.quality) if measure == AGREEMENT else (LABELS, measure)
-    table = _by_source(batches, statistics)[source]
+    table = by_source(batches, statistics)[source]
     right = task.right_rows(table, name)
     return Evaluation(
         measures(task, batches, statistics),
@@ -72,14 +72,15 @@ def judge(sites: Sites, batches: Batches, measure: str) -> Evaluation:
     )
 
 
-def tested(before: Sites, after: Sites, batches: Batches) -> dict[str, Any]:
-    """The quality of two models on the same rows, with 95 % intervals of every measure and of its change."""
-    task = task_of(before.model)
-    tables = [row_statistics(sites, batches).numpy() for sites in (before, after)]
+def tested(task: Task, batches: Batches, tables: Sequence[Matrix]) -> dict[str, Any]:
+    """The quality of two models on the same rows, with 95 % intervals of every measure and of its change.
+
+    `tables` are the statistics of the rows, of the unpruned model and of the pruned one.
+    """
     qualities = [measures(task, batches, table) for table in tables]
     intervals: dict[str, dict[str, Interval]] = {}
     for source in batches.judged_by:
-        found = paired_intervals(task, *(_by_source(batches, table)[source] for table in tables))
+        found = paired_intervals(task, *(by_source(batches, table)[source] for table in tables))
         intervals |= {AGREEMENT: found[task.quality]} if source == PREDICTED else found
     return {
         "rows": len(tables[0]),

@@ -222,6 +222,13 @@ def working_copy(model: Any, source: Any, given: Settings) -> Any:
     return spread
 
 
+def on_device(model: Any, given: Settings) -> Any:
+    """The model on the device and in the precision of the settings: itself if it is there already, else a copy."""
+    device, dtype = device_for(given), dtype_for(model, given)
+    first = next(model.parameters())
+    return model if (first.device, first.dtype) == (device, dtype) else copy.deepcopy(model).to(device, dtype)
+
+
 def savings_for(given: Settings) -> Savings:
     return Savings.named(given.savings, given.cache_memory)
 

@@ -72,8 +72,9 @@ def at_step(
 class Run:
     """A finished run: all steps, the chosen one, and the model pruned to it.
 
-    `test` is the quality on rows that no decision was made on, `offered` the steps that a user may prefer, `why` what
-    distinguishes the chosen step.
+    `test` is the quality on rows that no decision was made on, `offered` the steps that a user may prefer,
+    `predictions` what both models predict on the test rows, where a row has one class, `why` what distinguishes the
+    chosen step.
     """
 
     steps: list[Step]
@@ -86,6 +87,7 @@ class Run:
     recovery: Recovery | None = None
     test: Mapping[str, Any] | None = None
     offered: Sequence[Choice] = ()
+    predictions: Mapping[str, Any] | None = None
     why: str = "the last one"
 
     def choices(self) -> list[Choice]:

@@ -41,6 +41,10 @@ def _score(value: Any) -> bool:
     return value is None or value in ("inf", "-inf") or (isinstance(value, float | int) and abs(value) < math.inf)
 
 
+def _share(value: Any) -> bool:
+    return _number(value) and 0 <= value <= 1
+
+
 def _interval(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_number, value))
 
@@ -163,6 +167,28 @@ STEP: dict[str, Any] = {
 }
 """A line of journal.jsonl."""
 
+_CLASS_SCORES = {"precision": _share, "recall": _share, "f1": _share}
+_PREDICTION = {"label": _word, "probability": _share}
+PREDICTIONS: dict[str, Any] = {
+    "rows": _count,
+    "labels?": _word,
+    "classes": [_word],
+    "per_class": [{"class": _word, "rows": _count, "before": _CLASS_SCORES, "after": _CLASS_SCORES}],
+    "confusion": {"before": [[_count]], "after": [[_count]]},
+    "agreement": _share,
+    "changed_count": _count,
+    "changed": [
+        {
+            "text": _word,
+            "text_pair": _nothing_or(_word),
+            "label": _nothing_or(_word),
+            "before": _PREDICTION,
+            "after": _PREDICTION,
+        }
+    ],
+}
+"""predictions.json."""
+
 
 def upgraded(header: Any) -> Any:
     """A header in the present schema, from one of an earlier schema; anything else is returned unchanged."""
@@ -219,6 +245,23 @@ def header_fault(header: Any, shape: Mapping[str, Any] = RUN) -> str | None:
         return f"model.sites is {sites!r:.60}"
     fault = _units_fault(header["model"]["removed"], sites, set())
     return "no head is left" if fault is None and len(header["model"]["removed"]) == total else fault
+
+
+def predictions_fault(content: Any) -> str | None:
+    """What is wrong with predictions.json, if anything."""
+    fault = _mismatch(content, PREDICTIONS, "")
+    if fault is not None:
+        return fault
+    classes = content["classes"]
+    if [row["class"] for row in content["per_class"]] != classes:
+        return "per_class does not have the classes"
+    for side in ("before", "after"):
+        matrix = content["confusion"][side]
+        if len(matrix) != len(classes) or any(len(row) != len(classes) for row in matrix):
+            return f"confusion.{side} does not have a row and a column for each class"
+    if len(content["changed"]) > content["changed_count"]:
+        return "more rows have changed than are counted"
+    return None
 
 
 def is_later(header: Any) -> bool:

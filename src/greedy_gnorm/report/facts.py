@@ -383,7 +383,7 @@ def _options(config: dict[str, Any], names: set[str], own: Mapping[str, Any] | N
             continue
         option = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
-            yield option
+            yield option if value else f"--no-{option[2:]}"
         elif name in compact.FORMS:
             yield from (option, compact.write(name, value))
         else:

@@ -15,6 +15,7 @@ from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.run import Run, sites_of
 from greedy_gnorm.records.files import replace_folder, write_text
 from greedy_gnorm.records.journal import Journal
+from greedy_gnorm.records.predictions import write_predictions
 from greedy_gnorm.report import comparison_figures, figures
 from greedy_gnorm.report.card import model_card
 from greedy_gnorm.report.compression import head_places, is_compression, kept_units, scores_of_heads
@@ -49,6 +50,8 @@ def write_outcome(run: Run, journal: Journal, form: str = FORMATS[0]) -> None:
     with phase("Drawing figures"), replace_folder(journal.folder / "figures") as folder:
         for name, figure in _figures(run):
             figures.save(figure, folder / name)
+    if run.predictions is not None:
+        write_predictions(journal.folder, run.predictions)
     journal.finish(run.summary())
     write_report([journal.folder])
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from greedy_gnorm.comparison.analysis import Comparison, solutions_table, summary_table
+from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.model.sizes import MEGABYTE, Counts
 from greedy_gnorm.pruning.choices import KNEE, LOSSES, Choice
 from greedy_gnorm.units import Latency, Measure, Step
@@ -136,8 +136,8 @@ def latency_cells(latency: Latency) -> list[str]:
 
 def comparison_tables(comparison: Comparison) -> dict[str, tuple[list[str], list[list[str]]]]:
     """The tables of a comparison by name; walks towards a budget have no knees, so no table of solutions."""
-    tables = {"comparison": summary_table(comparison)}
-    return tables if comparison.joint else {**tables, "solutions": solutions_table(comparison)}
+    tables = {"comparison": comparison.summary}
+    return tables if comparison.joint else {**tables, "solutions": comparison.solutions}
 
 
 def test_table(test: Mapping[str, Any], measure: Measure) -> tuple[list[str], list[list[str]]]:
@@ -145,23 +145,24 @@ def test_table(test: Mapping[str, Any], measure: Measure) -> tuple[list[str], li
     cells = []
     for name, (before, after) in test["quality"].items():
         known = test["intervals"].get(name)
-        sides = [_with_interval(value, known and known[side]) for value, side in ((before, "before"), (after, "after"))]
-        cells.append([name, *sides, _with_interval(after - before, known and known["change"], "+.4f")])
+        sides = [with_interval(value, known and known[side]) for value, side in ((before, "before"), (after, "after"))]
+        cells.append([name, *sides, with_interval(after - before, known and known["change"], "+.4f")])
     return [f"{test['rows']:,} test rows (95 % interval)", "before", "after", "change"], cells
 
 
-def _with_interval(value: float, interval: Sequence[float] | None, form: str = ".4f") -> str:
+def with_interval(value: float, interval: Sequence[float] | None, form: str = ".4f") -> str:
+    """A value with its 95 % interval, where that is known."""
     return f"{value:{form}}" + (f" ({interval[0]:{form}} to {interval[1]:{form}})" if interval else "")
 
 
 def choices_table(choices: Sequence[Choice], first: Step, measure: Measure) -> tuple[list[str], list[list[str]]]:
     """Columns and cells of the steps that a user may prefer, after the unpruned model."""
     size = [f"{first.parameters:,}", megabytes(first.bytes)]
-    rows = [["unpruned", "0", *size, "1", _with_interval(measure.of(first), first.interval), ""]]
+    rows = [["unpruned", "0", *size, "1", with_interval(measure.of(first), first.interval), ""]]
     for choice in choices:
         gone = "" if choice.removed is None else f"{choice.removed:,}"
         size = [f"{choice.parameters:,}", megabytes(choice.bytes)]
-        quality = _with_interval(choice.quality, choice.interval)
+        quality = with_interval(choice.quality, choice.interval)
         rows.append([choice.name, gone, *size, _speed(choice), quality, take_option(choice)])
     quality = f"{measure.name.replace('_', ' ')} (95 % interval)"
     return ["choice", "units gone", "parameters", "MB", "speed", quality, "take it with"], rows

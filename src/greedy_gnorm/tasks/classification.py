@@ -19,6 +19,7 @@ from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.counts import macro_f1, matthews, micro_f1
 from greedy_gnorm.tasks.labels import map_by_name_or_number, map_sets
+from greedy_gnorm.tasks.predictions import Predictions
 from greedy_gnorm.tasks.task import Task, register_task
 from greedy_gnorm.units import Matrix, Measure, Vector
 
@@ -32,7 +33,7 @@ LOSS, MEAN_ABSOLUTE_ERROR = (Measure(name, higher_is_better=False) for name in (
 
 
 class SequenceTask(Task):
-    """A task with one output vector per row."""
+    """A task with one output vector per row; statistics begin with the labels and the predictions of a row."""
 
     auto_class = "AutoModelForSequenceClassification"
     pipeline = "text-classification"
@@ -54,6 +55,15 @@ class SequenceTask(Task):
 
         norms: Tensor = torch.linalg.vector_norm(outputs, dim=-1)
         return norms
+
+    @property
+    def width(self) -> int:
+        """The numbers that the labels of a row are."""
+        return 1
+
+    def agreement_statistics(self, before: Matrix, after: Matrix) -> Matrix | None:
+        width = self.width
+        return np.hstack([before[:, width : 2 * width], after[:, width:]])
 
 
 @register_task
@@ -102,10 +112,12 @@ class SingleLabel(SequenceTask):
         return statistics[:, 0] == statistics[:, 1] if measure == ACCURACY.name else None
 
     def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Label, prediction, loss."""
+        """Label, prediction, loss, probability of the prediction."""
         import torch
 
-        return torch.stack([labels.double(), outputs.argmax(-1).double(), self.row_losses(outputs, labels)], dim=1)
+        predicted, losses = outputs.argmax(-1), self.row_losses(outputs, labels)
+        probabilities = outputs.softmax(-1).gather(1, predicted[:, None])[:, 0]
+        return torch.stack([labels.double(), predicted.double(), losses, probabilities], dim=1)
 
     def measures(self, statistics: Matrix) -> Mapping[str, float]:
         from sklearn import metrics
@@ -114,7 +126,7 @@ class SingleLabel(SequenceTask):
         found = {
             "accuracy": float(metrics.accuracy_score(labels, predicted)),
             "macro_f1": float(metrics.f1_score(labels, predicted, average="macro", zero_division=0)),
-            "mcc": float(metrics.matthews_corrcoef(labels, predicted)),
+            "mcc": float(metrics.matthews_corrcoef(labels, predicted)) if len({*labels, *predicted}) > 1 else 0.0,
             "loss": mean(statistics[:, 2]),
         }
         if self.config.num_labels == 2:
@@ -136,6 +148,14 @@ class SingleLabel(SequenceTask):
         if self.config.num_labels == 2:
             found["f1"] = micro_f1(*(each[:, 1:] for each in counts))
         return found
+
+    @property
+    def classes(self) -> list[str]:
+        return class_names(self.config)
+
+    def predictions(self, statistics: Matrix) -> Predictions | None:
+        labels, predicted = statistics[:, 0].astype(int), statistics[:, 1].astype(int)
+        return Predictions(labels, predicted, statistics[:, 3])
 
 
 @register_task
@@ -193,6 +213,17 @@ class MultiLabel(SequenceTask):
             "accuracy": samples @ (labels == predicted).all(axis=1) / rows,
             "loss": samples @ statistics[:, -1] / rows,
         }
+
+    @property
+    def width(self) -> int:
+        return int(self.config.num_labels)
+
+    @property
+    def classes(self) -> list[str]:
+        return class_names(self.config)
+
+    def predictions(self, statistics: Matrix) -> Predictions | None:
+        return Predictions(*self._sides(statistics))
 
     @staticmethod
     def _sides(statistics: Matrix) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -261,6 +292,11 @@ class Regression(SequenceTask):
         explained = 1 - np.divide(errors, spread, out=1 - constant, where=spread > 1e-12 * rows)
         found = {"r2": explained, "mean_absolute_error": samples @ np.abs(labels - predicted) / rows}
         return {**found, "loss": samples @ loss / rows}
+
+
+def class_names(config: Any) -> list[str]:
+    """The model's names of its classes, in their order."""
+    return [str(config.id2label[number]) for number in range(int(config.num_labels))]
 
 
 def mean(values: Any) -> float:

@@ -14,6 +14,7 @@ from greedy_gnorm.data.rows import Label
 from greedy_gnorm.errors import DataError, GnormError, UnsupportedModel
 from greedy_gnorm.registry import Registry, suggestion
 from greedy_gnorm.settings import Settings
+from greedy_gnorm.tasks.predictions import Predictions
 from greedy_gnorm.units import Matrix, Measure, Vector
 
 if TYPE_CHECKING:
@@ -130,6 +131,19 @@ class Task(ABC):
         """The measures of R samples of the rows, (R,) each; `weights`, (R, N), says how often each row is drawn."""
         samples = [self.measures(np.repeat(statistics, times, axis=0)) for times in weights]
         return {name: np.array([sample[name] for sample in samples]) for name in samples[0]}
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, if the model predicts classes."""
+        return []
+
+    def predictions(self, statistics: Matrix) -> Predictions | None:
+        """The labels and predictions of rows as classes, if the model predicts classes."""
+        return None
+
+    def agreement_statistics(self, before: Matrix, after: Matrix) -> Matrix | None:
+        """The statistics of one model with the predictions of another as labels, if they can be told from them."""
+        return None
 
 
 AGREEMENT = "agreement"
