@@ -65,8 +65,8 @@ def test_a_run_names_its_phases_and_says_which_step_it_chose_and_why(model_folde
     with listening(lambda phases: heard.extend(each.name for each in phases)):
         assert main([*call, "--stop", "drop=50%"]) == 0
     assert [name for name in dict.fromkeys(heard) if name != "Testing"] == [  # with more rows some are left to test on
-        "Loading the model", "Reading rows", "Evaluating", "Scoring", "Measuring speed", "Saving the model",
-        "Drawing figures", "Writing the report",
+        "Loading torch and transformers", "Loading the model", "Reading rows", "Evaluating", "Scoring",
+        "Measuring speed", "Saving the model", "Drawing figures", "Writing the report",
     ]  # fmt: skip
     text = capsys.readouterr().out
     result = json.loads((tmp_path / "run" / "run.json").read_text())["result"]
