@@ -17,9 +17,9 @@ from journals import RAGGED, comparison, header, walk
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli import console, sketch
+from greedy_gnorm.cli.app import main
 from greedy_gnorm.cli.progress import Progress
 from greedy_gnorm.cli.steps import StepDisplay
-from greedy_gnorm.cli.app import main
 from greedy_gnorm.pruning.curves import curve, mean_over_curve
 from greedy_gnorm.pruning.run import Run, sites_of
 from greedy_gnorm.records.journal import Journal
