@@ -12,31 +12,29 @@ from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.comparison.experiment import OnPartStep, run_experiment
 from greedy_gnorm.data.loading import scoring_batches
 from greedy_gnorm.deployment.speed import torch_latencies
-from greedy_gnorm.errors import GnormError
-from greedy_gnorm.model.checkpoint import load_tokenizer
+from greedy_gnorm.model.checkpoint import FORMATS, check_format, load_tokenizer, weights_fingerprint
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import with_drawn_labels
 from greedy_gnorm.passes.gradients import gradient_change
-from greedy_gnorm.passes.processes import is_first, shard
+from greedy_gnorm.passes.processes import is_first, shard, world_size
+from greedy_gnorm.phases import phase
 from greedy_gnorm.progress import followed
 from greedy_gnorm.pruning.choices import find_step
-from greedy_gnorm.pruning.methods import GREEDY, JOINT, JOINTS, METHODS
+from greedy_gnorm.pruning.methods import GREEDY, JOINT, check_joint, resolve_score
 from greedy_gnorm.pruning.prepare import (
     copy_sharing_weights,
     device_for,
     dtype_for,
     load_inputs,
-    objective_for,
     savings_for,
     working_copy,
 )
 from greedy_gnorm.pruning.run import OnStep, Run, at_step, measure_of, units_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
+from greedy_gnorm.records.kept import keeping_scores
 from greedy_gnorm.records.unpruned import load_unpruned, unpruned_source
-from greedy_gnorm.report.outcome import FORMATS, check_format, write_comparison, write_outcome
 from greedy_gnorm.runs import perform, recovery_of
-from greedy_gnorm.scores import score_with
 from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SCORING, Settings
 from greedy_gnorm.tasks.objectives import OBJECTIVES
 from greedy_gnorm.tasks.task import task_of
@@ -65,6 +63,8 @@ def score(
     savings: str | Sequence[str] = "all",
     trust_remote_code: bool = False,
     units: str | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
 ) -> Scores:
     """Score every unit of a model on data, without removing any.
 
@@ -92,16 +92,16 @@ def score(
         savings: Exact savings to use: "all", "none", or a list of names (kept-layers, first-token, gram).
         trust_remote_code: Allow code that comes with the model to run.
         units: What is scored: "heads" (the default), feed-forward neurons ("ffn") or "both".
+        out: A folder that keeps what a score of many passes has computed, until it is complete.
+        resume: Continue an interrupted score with what is kept in `out`.
     """
     given = _settings(locals(), SCORING)
-    function = score_with(score, given.score_options)
-    chosen = objective_for(function, given)
-    if chosen.needs_reference and function.objective is not None:
-        raise GnormError(f"{chosen.name} compares with the unpruned model, which is the one to score: it is zero.")
+    function, chosen = resolve_score(score, given)
     source = model
     model, tokenizer = load_inputs(model, tokenizer, given, given.units or "heads")
     needs_labels = function.asks_for_labels(chosen) and given.labels == "data"
-    batches = scoring_batches(model, tokenizer, task_of(model), data, given, needs_labels=needs_labels)
+    with phase("Reading rows"):
+        batches = scoring_batches(model, tokenizer, task_of(model), data, given, needs_labels=needs_labels)
     first, place = next(model.parameters()), device_for(given)
     as_it_is = (first.dtype, first.device) == (dtype_for(model, given), place) and given.device_map is None
     worked = copy_sharing_weights(model) if as_it_is else working_copy(model, source, given)
@@ -109,7 +109,18 @@ def score(
     batches = batches.to(place)
     if given.labels == "own":
         batches = with_drawn_labels(sites.model, batches)
-    return function(sites, shard(batches), chosen)
+    if out is None or not function.many_passes or world_size() > 1:
+        return function(sites, shard(batches), chosen)
+    state = {
+        "model": weights_fingerprint(sites.model),
+        "rows": [batches.fingerprint, batches.seed],
+        "score": function.name,
+        "options": function.defaults(),
+        "objective": chosen.name,
+        "labels": given.labels,
+    }
+    with keeping_scores(sites, Path(out), state, resume=resume):
+        return function(sites, batches, chosen)
 
 
 def prune(
@@ -316,8 +327,7 @@ def compress(
         push_to_hub: Upload the pruned model to the hub under this name; requires `out`.
     """
     given = _settings(locals(), COMPRESSING)
-    if not METHODS[given.method].in_rounds:
-        raise GnormError(f"gnorm compress takes the methods {', '.join(JOINTS)}; {given.method} is for gnorm prune.")
+    check_joint(given.method)
     with followed(on_step, progress, "Compressing") as report:
         return perform(
             "compress", given, model, tokenizer, data, eval_data, out=out, resume=resume, on_step=report, format=format,
@@ -349,8 +359,9 @@ def take_step(
     journal = Journal.read(Path(folder))
     step, last = find_step(journal.steps, step, measure_of(journal.header)), len(journal.steps) - 1
     source = unpruned_source(journal, model)
-    whole = load_unpruned(journal, source, trust_remote_code=trust_remote_code)
-    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    with phase("Loading the model"):
+        whole = load_unpruned(journal, source, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     steps = [replace(each, stop=None) for each in journal.steps[: step + 1]]
     steps[-1] = replace(steps[-1], stop=f"step {step} of {last}, taken from {folder}")
     settings = Settings.of(schema.complete_settings(journal.header["config"]))
@@ -361,8 +372,11 @@ def take_step(
     with open_journal(Path(out), header, resume=_half_taken(Path(out))) as taken:
         for each in steps[len(taken.steps) :]:
             taken.append(each)
-        times = torch_latencies(whole, pruned) if latency else []
+        with phase("Measuring speed"):
+            times = torch_latencies(whole, pruned) if latency else []
         run = Run(steps, steps[-1], pruned, tokenizer, taken.header, whole, times, recovery)
+        from greedy_gnorm.report.outcome import write_outcome  # loads matplotlib, which only this needs
+
         write_outcome(run, taken, format)
     return run
 
@@ -467,5 +481,7 @@ def compare(
             if GREEDY in comparison.curves:  # shown for the head that Greedy-Gnorm removes first
                 (head, *_) = removed_by(comparison.curves[GREEDY][0])
                 changes = head, gradient_change(walked.sites, walked.scoring, OBJECTIVES["logit-norm"], head)
+            from greedy_gnorm.report.outcome import write_comparison  # loads matplotlib, which only this needs
+
             write_comparison(comparison, Path(out), changes)
     return comparison

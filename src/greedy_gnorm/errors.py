@@ -37,12 +37,12 @@ class RunFolderError(GnormError):
 
 
 class Interrupted(Exception):
-    """The run was interrupted and its journal is intact; `record` is the first file that the run writes."""
+    """The work was interrupted and its record is intact; `record` is the first file that is written."""
 
     def __init__(self, record: Path) -> None:
         folder = record.parent
         state = (
-            f"The steps so far are in {folder}; to continue, run the same command with --out {folder} --resume."
+            f"What was done so far is in {folder}; to continue, run the same command with --out {folder} --resume."
             if record.exists()
             else "Nothing was written."
         )

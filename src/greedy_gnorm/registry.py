@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 from greedy_gnorm.errors import GnormError
 
 T = TypeVar("T")
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """` Did you mean ...?` with the name that was probably meant, or nothing.
+
+    A small slip comes first (`greedy-gnrom`), then a name that shares a word (`gnorm`), then a larger slip.
+    """
+    known = list(names)
+    words = set(name.split("-"))
+    close = [
+        *difflib.get_close_matches(name, known, n=1, cutoff=0.8),
+        *(each for each in known if words & set(each.split("-"))),
+        *difflib.get_close_matches(name, known, n=1),
+    ]
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 class Registry(Generic[T]):
@@ -27,8 +42,7 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self._items:
-            close = difflib.get_close_matches(name, self._items, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = suggestion(name, self._items)
             raise GnormError(f"Unknown {self.kind} {name!r}.{hint} Choose from: {', '.join(self._items)}.")
         return self._items[name]
 

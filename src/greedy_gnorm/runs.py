@@ -15,13 +15,16 @@ from greedy_gnorm.data.sets import CALIBRATION, EVALUATION, warn_of_few_rows
 from greedy_gnorm.deployment import hub
 from greedy_gnorm.deployment.speed import torch_latencies
 from greedy_gnorm.errors import GnormError
+from greedy_gnorm.model.checkpoint import check_format
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import row_statistics, tested
 from greedy_gnorm.passes.predictions import MOST_EXAMPLES, compared_predictions
-from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks
+from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks, world_size
 from greedy_gnorm.passes.speed import SHAPES, possible
+from greedy_gnorm.phases import counted, phase
 from greedy_gnorm.pruning.choices import Choice, choose
 from greedy_gnorm.pruning.costs import Times
+from greedy_gnorm.pruning.methods import resolve_method
 from greedy_gnorm.pruning.prepare import (
     device_for,
     dtype_for,
@@ -29,13 +32,12 @@ from greedy_gnorm.pruning.prepare import (
     on_device,
     prepare_run,
     recovery_for,
-    resolve_method,
 )
 from greedy_gnorm.pruning.run import OnStep, Run, at_step, measure_of, sites_of, units_of, walk
 from greedy_gnorm.records.header import check_processes_agree, run_header, sources_of
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
+from greedy_gnorm.records.kept import KeptScoring
 from greedy_gnorm.recovery.least_squares import Recovery
-from greedy_gnorm.report.outcome import check_format, write_outcome
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.task import task_of
 from greedy_gnorm.units import Latency, Measure, Step
@@ -77,6 +79,8 @@ def perform(
 
         history = [Step.from_json(line, sites_of(header)) for line in broadcast(begin)]
         record = None if journal is None else journal.append
+        if journal is not None and world_size() == 1:
+            prepared.sites.kept = KeptScoring(journal.folder)
         evaluation = prepared.rows[EVALUATION][1]
 
         def observe(step: Step, gone: int, limit: int) -> None:
@@ -87,7 +91,7 @@ def perform(
 
         unpruned, tokenizer = prepared.model, prepared.tokenizer
         steps = walk(prepared.sites, prepared.plan, history, prepared.limit, record=record, on_step=observe)
-        chosen = prepared.plan.rules.solution(steps)
+        chosen, why = prepared.plan.rules.solution(steps), prepared.plan.rules.why(steps)
         recovery, test, units = prepared.plan.recovery, prepared.test, units_of(header)
         budgeted = prepared.plan.budget is not None
         # At most three copies of the model at a time: the one that was cut and those that are timed go first
@@ -103,10 +107,13 @@ def perform(
         tests, predictions = (None, None) if test is None else _tested(unpruned, pruned, test, given)
         _warn_of_other_losses(tests, steps, chosen, measure_of(header))
         run = Run(
-            steps, steps[chosen], pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices, predictions
-        )
+            steps, steps[chosen], pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices, predictions,
+            why,
+        )  # fmt: skip
         if journal is None:
             return run
+        from greedy_gnorm.report.outcome import write_outcome  # loads matplotlib, which only this needs
+
         write_outcome(run, journal, format)
         if push_to_hub is not None:
             hub.push(journal.folder / "model", push_to_hub)
@@ -159,16 +166,19 @@ def _recorded_times(out: str | Path | None) -> Times | None:
 def _tested(before: Any, after: Any, test: Batches, given: Settings) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The quality of both models on the test rows, in the precision of the run, and what they predict for them."""
     place, task = (device_for(given), dtype_for(before, given)), task_of(before)
-    tables = [row_statistics(find_sites(copy.deepcopy(model).to(*place)), test).numpy() for model in (before, after)]
-    examples = MOST_EXAMPLES if given.examples else 0
-    predictions = compared_predictions(task, test, tables, examples) if task.one_class else None
-    return tested(task, test, tables), predictions
+    with phase("Testing"):
+        sides = [find_sites(copy.deepcopy(model).to(*place)) for model in (before, after)]
+        tables = [row_statistics(sites, test).numpy() for sites in sides]
+        examples = MOST_EXAMPLES if given.examples else 0
+        predictions = compared_predictions(task, test, tables, examples) if task.one_class else None
+        return tested(task, test, tables), predictions
 
 
 def _latencies(model: Any, steps: Sequence[Step], chosen: int, given: Settings, units: str) -> list[Latency]:
     """The speed of the unpruned model and of the solution, on the device and in the precision of the run."""
     before = on_device(model, given)
-    return torch_latencies(before, at_step(before, steps, chosen, units), _shapes(given))
+    with phase("Measuring speed"):
+        return torch_latencies(before, at_step(before, steps, chosen, units), _shapes(given))
 
 
 def _timed_choices(
@@ -178,7 +188,7 @@ def _timed_choices(
     before = on_device(model, given)
     shapes = possible(before, _shapes(given))[-1:]
     timed = []
-    for choice in choices:
+    for choice in counted(choices, "Measuring speed", "choice"):
         for latency in torch_latencies(before, at_step(before, steps, choice.step, units), shapes, seconds=1.0):
             choice = replace(choice, measured=latency.speed_up, milliseconds=latency.after_ms)
         timed.append(choice)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, Self, get_args
@@ -10,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
 
 from greedy_gnorm.errors import GnormError
+from greedy_gnorm.registry import suggestion
 
 MEBIBYTE = 2**20
 
@@ -73,6 +73,19 @@ def _numbers_as_text(value: Any) -> Any:
     return {text(ours): text(theirs) for ours, theirs in value.items()} if isinstance(value, Mapping) else value
 
 
+def parse_number(text: str) -> float:
+    """A number, or a percentage: `1%` is 0.01. Raises ValueError if the text is neither."""
+    number = text.strip()
+    try:
+        return float(f"{number[:-1]}e-2") if number.endswith("%") else float(number)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither a number nor a percentage") from None
+
+
+def _percentage_as_number(value: Any) -> Any:
+    return parse_number(value) if isinstance(value, str) and value.strip().endswith("%") else value
+
+
 def _number_as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
@@ -98,7 +111,8 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Rows = Annotated[Positive | None, BeforeValidator(_zero_as_all)]
 LayerHead = Annotated[tuple[Count, Count], BeforeValidator(_as_tuple)]
-Fraction = Annotated[FiniteFloat, Field(gt=0, lt=1)]
+Number = Annotated[FiniteFloat, BeforeValidator(_percentage_as_number)]
+Fraction = Annotated[Number, Field(gt=0, lt=1)]
 Amount = Annotated[str, BeforeValidator(_number_as_text)]
 Shape = Annotated[str, Field(pattern=r"^[1-9]\d{0,5}x[1-9]\d{0,5}$")]
 UNITS, SHARE = "'heads', 'ffn' or 'both'", "a share between 0 and 1, such as 0.5"
@@ -190,7 +204,7 @@ class Settings(BaseModel):
         None, "Parameters to keep at most: a share such as 0.6, or a number such as 80M.", "a share or a number"
     )
     size: Amount | None = _setting(None, "Size of the stored weights at most, such as 30MB.", "a size such as '30MB'")
-    max_drop: Annotated[FiniteFloat, Field(ge=0)] | None = _setting(
+    max_drop: Annotated[Number, Field(ge=0)] | None = _setting(
         None,
         "Quality to lose at most (0.01 is one point of accuracy). Default: 0.01 if no target is given.",
         "a number",
@@ -276,8 +290,7 @@ def _message(error: ValidationError, given: Mapping[str, Any]) -> str:
     """The first fault of a validation in one line: the setting, what was expected and what was given."""
     unknown = sorted(set(given) - set(SETTINGS))
     if unknown:
-        close = difflib.get_close_matches(unknown[0], SETTINGS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = suggestion(unknown[0], SETTINGS)
         return f"Unknown setting {unknown[0]!r}.{hint} Settings: {', '.join(SETTINGS)}."
     fault = error.errors(include_url=False)[0]
     name = str(fault["loc"][0])

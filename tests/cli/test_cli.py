@@ -129,10 +129,63 @@ def test_methods(capsys):
     assert json.loads(capsys.readouterr().out)["methods"][0]["--method"] == "greedy-gnorm"
 
 
-def test_help_needs_no_torch():
-    code = "import sys, greedy_gnorm.cli as cli; cli.main(['prune', '--help']); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
+SLOW = ("torch", "transformers", "datasets", "sklearn", "scipy", "matplotlib")
+FIRST_WORDS = """
+import json, sys
+from greedy_gnorm.cli import main
+for arguments, code in json.loads(sys.argv[1]):
+    assert main(arguments) == code, arguments
+    loaded = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
+    assert not loaded, (arguments, loaded)
+"""
+
+
+def test_help_lists_and_errors_come_before_the_slow_libraries(model_folder, data_file, tmp_path):
+    """Imports are counted, not seconds: these take seconds to load, and everything else well below one."""
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "occupied" / "file").touch()
+    inputs = [str(model_folder), "--data", str(data_file)]
+    calls = [
+        (["--help"], 0),
+        (["prune", "--help"], 0),
+        (["methods"], 0),
+        (["methods", "--json"], 0),
+        (["prune", str(tmp_path / "none"), "--data", str(data_file)], 2),
+        (["prune", "no-such-model", "--data", str(data_file)], 2),
+        (["prune", str(model_folder), "--data", "none.csv"], 2),
+        (["prune", *inputs, "--eval-data", "none.csv"], 2),
+        (["prune", *inputs, "--out", str(tmp_path / "occupied")], 2),
+        (["prune", *inputs, "--stop", "drop=abc"], 2),
+        (["prune", *inputs, "--stop", "banana"], 2),
+        (["prune", *inputs, "--method", "gnorm"], 2),
+        (["prune", *inputs, "--objective", "x"], 2),
+        (["prune", "--from-run", str(tmp_path / "none"), "--at-step", "1"], 2),
+        (["compress", *inputs, "--method", "greedy-gnorm"], 2),
+        (["compress", *inputs, "--macs", "140%"], 2),
+        (["score", *inputs, "--score", "x"], 2),
+        (["compare", *inputs, "--methods", "gnorm"], 2),
+        (["compare", *inputs, "--out", str(tmp_path / "occupied")], 2),
+        (["report", str(tmp_path / "none")], 2),
+        (["table", str(tmp_path / "none")], 2),
+        (["export", str(tmp_path / "none")], 2),
+        (["eval", str(tmp_path / "none"), "--data", str(data_file)], 2),
+        (["bench", str(tmp_path / "none")], 2),
+        (["demo", "--stop", "banana"], 2),
+    ]
+    command = [sys.executable, "-c", FIRST_WORDS, json.dumps(calls), json.dumps(SLOW)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == sum(code == 2 for _, code in calls), done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_loaded_is_said_at_once(model_folder, data_file, tmp_path):
+    command = [sys.executable, "-m", "greedy_gnorm", "score", str(model_folder), "--data", str(data_file)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert process.stderr.readline() == "Loading torch and transformers ...\n"
+    process.kill()
+    process.communicate()
 
 
 def test_help_explains_itself(capsys):
@@ -160,11 +213,19 @@ def test_help_explains_itself(capsys):
     [
         ({"data": "/no/such.csv"}, "no file or folder /no/such.csv"),
         ({"model": "/no/such"}, "no model folder /no/such"),
-        ({"model": "no-such-model"}, "Can't"),
+        ({"model": "no-such-model"}, "There is no folder no-such-model here, and the hub can't be reached"),
+        ({"model": "no such model"}, "no model of this name on the hub"),
         ({"more": ["--method", "x"]}, "Choose from: greedy-gnorm"),
+        ({"more": ["--method", "gnorm"]}, "Did you mean 'greedy-gnorm'?"),
+        ({"more": ["--method", "michel-gredy"]}, "Did you mean 'michel-greedy'?"),
         ({"more": ["--objective", "x"]}, "Choose from: logit-norm"),
+        ({"more": ["--metric", "f2"]}, "Choose from: accuracy"),
+        ({"more": ["--label-map", "neg=Bad"]}, "does not know the label 'Bad', which the label map gives for 'neg'"),
         ({"more": ["--stop", "x"]}, "Choose from: heads"),
-        ({"more": ["--stop", "heads=0"]}, "from 1 to 8"),
+        ({"more": ["--stop", "heads=0"]}, "N must be a whole number of heads, such as heads=5"),
+        ({"more": ["--stop", "heads=9"]}, "from 1 to 8"),
+        ({"more": ["--stop", "drop=abc"]}, "drop=abc: D must be at least 0"),
+        ({"more": ["--stop", "drop=100%"]}, "D must be at least 0 and below 1"),
         ({"more": ["--stop", "fraction=2"]}, "at most 1"),
         ({"more": ["--label", "x"]}, "no column 'x'"),
         ({"more": ["--samples", "-1"]}, "at least 1"),

@@ -141,7 +141,7 @@ def test_a_comparison_is_resumed_and_a_finished_part_is_not_computed_again(tmp_p
 
 def test_folders_and_names_are_checked(tmp_path):
     compare(tmp_path / "c", methods="random", trajectories=1)
-    with pytest.raises(gg.RunFolderError, match="holds a comparison already"):
+    with pytest.raises(gg.RunFolderError, match="already holds a comparison"):
         compare(tmp_path / "c", methods="random", trajectories=1)
     with pytest.raises(gg.RunFolderError, match="holds another comparison: seed was"):
         compare(tmp_path / "c", methods="random", trajectories=1, resume=True, seed=7)
@@ -212,7 +212,7 @@ def test_the_command(tmp_path, model_folder, data_file, capsys):
     text = capsys.readouterr()
     assert "greedy-gnorm" in text.out
     assert "*" in text.out
-    assert "greedy-gnorm-1 step 8" in text.err
+    assert "greedy-gnorm-1  step 8" in text.err
     with (tmp_path / "c" / "tables" / "comparison.csv").open() as file:
         (first, second) = csv.DictReader(file)
     assert (first["method"], first["runs"], second["method"]) == ("greedy-gnorm", "2", "random")

@@ -224,7 +224,7 @@ def test_hub_names_are_taken_apart(monkeypatch):
         table = datasets.Dataset.from_list(tiny_rows(12))
         return table if split else datasets.DatasetDict(train=table, validation_matched=table)
 
-    monkeypatch.setattr(sources.datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert set(sources.read_splits("hub:a/b")) == {"train", "validation"}
     for name in ("hub:a/b:c", "hub:a/b:c:test", "hub:a/b:test", "hub:a/b::test"):
         sources.read_splits(name)

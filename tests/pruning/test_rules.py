@@ -69,17 +69,39 @@ def test_where_it_stops_and_what_it_chooses(text, expected):
 
 
 @pytest.mark.parametrize(
+    ("text", "same"), [("drop=1%", "drop=0.01"), ("fraction=25%", "fraction=0.25"), ("macs=70%", "macs=0.7")]
+)
+def test_percentages(text, same):
+    assert stop(text, walked(FALLING)) == stop(same, walked(FALLING))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("heads=3", "the last one"),
+        ("drop=0.01", "the last one within 0.01 of the unpruned accuracy"),
+        ("all,drop=0.3", "the knee of the curve up to step 5, the last one within 0.3 of the unpruned accuracy"),
+        ("knee", "the knee of the curve"),
+    ],
+)
+def test_what_distinguishes_the_chosen_step(text, why):
+    assert parse_rules([text], SITUATION).why(walked(FALLING)) == why
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("heads=0", "from 1 to 12"),
+        ("heads=0", "a whole number of heads"),
         ("heads=13", "from 1 to 12"),
-        ("heads=x", "from 1 to 12"),
+        ("heads=x", "a whole number of heads"),
         ("heads", "as 'heads=N'"),
         ("fraction=2", "at most 1"),
         ("fraction=0", "above 0"),
         ("fraction=nan", "above 0"),
         ("drop=1", "below 1"),
         ("drop=-0.1", "at least 0"),
+        ("drop=%", "at least 0"),
+        ("fraction=120%", "at most 1"),
         ("params=100", "400 parameters remain"),
         ("params=2000", "only 1,000 parameters"),
         ("params=many", "such as 80M"),

@@ -18,6 +18,8 @@ from journals import PREDICTIONS, RAGGED, comparison, header, walk
 import greedy_gnorm as gg
 from greedy_gnorm.cli import console, sketch
 from greedy_gnorm.cli.app import main
+from greedy_gnorm.cli.progress import Progress
+from greedy_gnorm.cli.steps import StepDisplay
 from greedy_gnorm.pruning.curves import curve, mean_over_curve
 from greedy_gnorm.pruning.run import Run, sites_of
 from greedy_gnorm.records.journal import Journal
@@ -642,7 +644,7 @@ def test_the_terminal_draws_layers_and_measures_of_any_kind(tmp_path, capsys):
 
 def test_progress_lines_name_heads_as_the_page_does(tmp_path, capsys):
     journal = walk(tmp_path / "run", header(layout=RAGGED))
-    display = console.StepDisplay(journal.folder)
+    display = StepDisplay(journal.folder, Progress())
     for gone, step in enumerate(journal.steps):
         display(step, gone, 20)
     lines = capsys.readouterr().err.splitlines()

@@ -1,6 +1,7 @@
 """The command line: options and one thin call per command.
 
-The code of a command is imported when it runs, since torch and transformers take seconds: help is shown at once.
+The code of a command is imported when its arguments are checked, since torch and transformers take seconds: help and
+errors are shown at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from typing import Annotated, Any
 
 import typer
 
+from greedy_gnorm.cli import checks
 from greedy_gnorm.cli.interrupts import Interrupts
+from greedy_gnorm.cli.listing import show_methods
+from greedy_gnorm.cli.loading import load_code
 from greedy_gnorm.cli.measure import bench, evaluate
 from greedy_gnorm.cli.options import (
     Config,
@@ -27,15 +31,15 @@ from greedy_gnorm.cli.options import (
     OptionalData,
     OptionalModel,
     OptionalOut,
-    Out,
     Quiet,
     Version,
     given_names,
     with_settings,
 )
+from greedy_gnorm.cli.terminal import say
 from greedy_gnorm.errors import INTERRUPTED, GnormError, Interrupted, ShownElsewhere
-from greedy_gnorm.passes.peers import launched
-from greedy_gnorm.pruning.rules import check_names, forms
+from greedy_gnorm.passes.peers import launched, speaks_for_all
+from greedy_gnorm.pruning.rules import check_rules, forms
 from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SCORING, Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -56,6 +60,12 @@ def root(
 class ModelFormat(StrEnum):
     pruned = "pruned"
     dense = "dense"
+
+
+TAKING = {
+    "model", "out", "from-run", "at", "at-step", "quiet", "json", "trust-remote-code", "format", "latency",
+}  # fmt: skip
+"""The options that `prune --from-run` takes."""
 
 
 @app.command()
@@ -87,36 +97,27 @@ def prune(
     config: Config = None,
 ) -> None:
     """Prune a classifier: score, remove the least important head and score again, until a rule stops the run."""
-    from greedy_gnorm.cli import commands
-
     step = at if at_step is None else at_step
     if (from_run is None) != (step is None) or (at is not None and at_step is not None):
         raise GnormError(
             "Use --from-run together with one of --at and --at-step: gnorm prune --from-run DIR --at drop=0.01."
         )
     if from_run is not None and step is not None:
-        allowed = {
-            "model",
-            "out",
-            "from-run",
-            "at",
-            "at-step",
-            "quiet",
-            "json",
-            "trust-remote-code",
-            "format",
-            "latency",
-        }
-        if others := given_names(context) - allowed:
+        if others := given_names(context) - TAKING:
             options = ", ".join(f"--{name}" for name in sorted(others))
             raise GnormError(f"--from-run uses the settings of that run: remove {options}.")
         taking = {"model": model, "trust_remote_code": settings["trust_remote_code"], "latency": latency}
-        commands.take(from_run, step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json)
+        checks.check_record(from_run)
+        load_code("commands", quiet=quiet).take(
+            from_run, step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json
+        )
     elif model is None or data is None:
         raise GnormError("Give a model and data, gnorm prune MODEL --data DATA, or --from-run DIR --at drop=0.01.")
     else:
+        checks.check_run("prune", settings, out, resume=resume)
+        checks.check_inputs(model, data, eval_data, quiet=quiet)
         settings |= {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
-        commands.perform(
+        load_code("commands", quiet=quiet).perform(
             "prune",
             model,
             data,
@@ -155,10 +156,10 @@ def compress(
     Give targets (--macs, --speedup, --latency, --params, --size), or none for the smallest model that loses at most one
     point.
     """
-    from greedy_gnorm.cli import commands
-
+    checks.check_run("compress", settings, out, resume=resume)
+    checks.check_inputs(model, data, eval_data, quiet=quiet)
     settings |= {"format": form.value, "measure_speed": measure_speed, "push_to_hub": push_to_hub}
-    commands.perform(
+    load_code("commands", quiet=quiet).perform(
         "compress",
         model,
         data,
@@ -188,9 +189,8 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write report.html, a page in one file, from the journal of a run; the run need not be finished."""
-    from greedy_gnorm.cli import commands
-
-    commands.report(folders, out, dpi=dpi, show=show)
+    checks.check_exists(*folders)
+    load_code("commands").report(folders, out, dpi=dpi, show=show)
 
 
 @app.command()
@@ -198,17 +198,20 @@ def report(
 def score(
     model: Model,
     data: Data,
-    out: Out,
     settings: dict[str, Any],
+    out: OptionalOut = None,
     name: Annotated[str, typer.Option("--score", help="The score; `gnorm methods` lists them.")] = "gnorm",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted score of many passes.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
     config: Config = None,
 ) -> None:
     """Score every head once; write scores.json and a heat map."""
-    from greedy_gnorm.cli import commands
-
-    commands.score(model, data, out, name, settings, quiet=quiet, as_json=as_json)
+    checks.check_score(name, settings)
+    checks.check_inputs(model, data, quiet=quiet)
+    load_code("commands", quiet=quiet).score(
+        model, data, out, name, settings, resume=resume, quiet=quiet, as_json=as_json
+    )
 
 
 @app.command()
@@ -216,8 +219,8 @@ def score(
 def compare(
     model: Model,
     data: Data,
-    out: Out,
     settings: dict[str, Any],
+    out: OptionalOut = None,
     eval_data: EvalData = None,
     methods: Methods = "paper",
     runs: Annotated[int, typer.Option(help="Runs of each method, each on another scoring sample.")] = 3,
@@ -228,10 +231,12 @@ def compare(
     config: Config = None,
 ) -> None:
     """Prune with several methods until no head is left and compare them: tables and the paper's figures."""
-    from greedy_gnorm.cli import commands
-
+    checks.check_comparison(methods, runs, trajectories, settings, out, resume=resume)
+    checks.check_inputs(model, data, eval_data, quiet=quiet)
     settings |= {"eval_data": eval_data, "methods": methods, "runs": runs, "trajectories": trajectories}
-    commands.compare(model, data, out, {**settings, "resume": resume}, quiet=quiet, as_json=as_json)
+    load_code("commands", quiet=quiet).compare(
+        model, data, out, {**settings, "resume": resume}, quiet=quiet, as_json=as_json
+    )
 
 
 class TableFormat(StrEnum):
@@ -250,9 +255,8 @@ def table(
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Allow the model's own code.")] = False,
 ) -> None:
     """Print the number of parameters before and after pruning; no weights are loaded."""
-    from greedy_gnorm.cli import commands
-
-    commands.table(model, removed, form.value, trust_remote_code=trust_remote_code)
+    checks.check_inputs(model, quiet=True)
+    load_code("commands", quiet=True).table(model, removed, form.value, trust_remote_code=trust_remote_code)
 
 
 @app.command()
@@ -268,10 +272,9 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a pruned model for other runtimes."""
-    from greedy_gnorm.cli import commands
-
+    checks.check_exists(folder)
     options = {"out": out, "int8": int8, "data": data, "tolerance": tolerance, "trust_remote_code": trust_remote_code}
-    commands.export(folder, options, quiet=quiet, as_json=as_json)
+    load_code("commands", quiet=quiet).export(folder, options, quiet=quiet, as_json=as_json)
 
 
 app.command("eval")(evaluate)
@@ -281,9 +284,8 @@ app.command()(bench)
 @app.command()
 def methods(as_json: Json = False) -> None:
     """List methods, scores, objectives and stopping rules."""
-    from greedy_gnorm.cli import commands
-
-    commands.methods(as_json=as_json)
+    if speaks_for_all():
+        show_methods(as_json=as_json)
 
 
 @app.command()
@@ -297,10 +299,8 @@ def demo(
 ) -> None:
     """Try it out: train a small classifier of 20 languages, then prune it."""
     settings = {"stop": stop, "seed": seed}
-    check_names(Settings.of(settings).stop)
-    from greedy_gnorm.cli import commands
-
-    commands.demo(out, settings, resume=resume, quiet=quiet, as_json=as_json)
+    check_rules(Settings.of(settings).stop)
+    load_code("commands", quiet=quiet).demo(out, settings, resume=resume, quiet=quiet, as_json=as_json)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -312,24 +312,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             app([part for part in given if part != "--debug"], prog_name="gnorm")
         sys.stdout.flush()
     except SystemExit as end:
-        if end.code == INTERRUPTED and _is_first():
+        if end.code == INTERRUPTED and speaks_for_all():
             print("Interrupted.", file=sys.stderr)
         return end.code if isinstance(end.code, int) else 1
     except GnormError as error:
         if debug:
             raise
         if not isinstance(error, ShownElsewhere):
-            _say(f"Error: {error}", "red")
+            say(f"Error: {error}", "red")
         return 2
     except OSError as error:
         if debug or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries to write it once more
-        _say(f"Error: The result can't be shown: {error.strerror}.", "red")
+        say(f"Error: The result can't be shown: {error.strerror}.", "red")
         return 2
     except Interrupted as error:
-        if _is_first():
-            _say(str(error))
+        if speaks_for_all():
+            say(str(error))
         return INTERRUPTED
     return 0
 
@@ -343,16 +343,5 @@ def _process_group() -> Iterator[None]:
     from greedy_gnorm.passes.processes import process_group
 
     # A launcher ends all processes when one fails: the first one must live long enough to say why
-    with Interrupts(), process_group(_say):
+    with Interrupts(), process_group(say):
         yield
-
-
-def _is_first() -> bool:
-    """Whether this process speaks for all; known before they have joined and after they have parted."""
-    return not launched() or os.environ["RANK"] == "0"
-
-
-def _say(text: str, style: str | None = None) -> None:
-    from greedy_gnorm.cli import console
-
-    console.err.print(text, style=style, soft_wrap=True)

@@ -15,26 +15,26 @@ from greedy_gnorm.api import compress as run_compress
 from greedy_gnorm.api import prune as run_prune
 from greedy_gnorm.api import score as run_score
 from greedy_gnorm.api import take_step
-from greedy_gnorm.cli import console
+from greedy_gnorm.cli import console, terminal
 from greedy_gnorm.cli.interrupts import Interrupts
+from greedy_gnorm.cli.listing import options_text
+from greedy_gnorm.cli.progress import Progress
+from greedy_gnorm.cli.steps import PartDisplay, StepDisplay
 from greedy_gnorm.demo import prepare
 from greedy_gnorm.deployment.export import export as run_export
 from greedy_gnorm.errors import GnormError, Interrupted
 from greedy_gnorm.model.checkpoint import load_config, skeleton
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.processes import is_first
-from greedy_gnorm.pruning.methods import METHODS
-from greedy_gnorm.pruning.rules import RULES
 from greedy_gnorm.records.files import write_json, writing_to
-from greedy_gnorm.report import figures
+from greedy_gnorm.records.kept import KEPT_FILE
 from greedy_gnorm.report.compression import head_places, scores_of_heads
 from greedy_gnorm.report.names import data_name, folder_name
 from greedy_gnorm.report.outcome import FIGURES, redraw_figures
 from greedy_gnorm.report.parameters import parameter_table
 from greedy_gnorm.report.tables import as_csv, as_markdown, comparison_tables
 from greedy_gnorm.report.writer import LiveReport, write_report
-from greedy_gnorm.scores import SCORES, Score, score_with
-from greedy_gnorm.tasks.objectives import OBJECTIVES
+from greedy_gnorm.scores import score_with
 from greedy_gnorm.units import Step, unit_name, vectors_to_json
 
 RUNS: dict[str, tuple[Callable[..., Any], str]] = {
@@ -63,7 +63,7 @@ def perform(
     quiet = quiet or not is_first()
     with ExitStack() as stack:
         stack.enter_context(console.messages(quiet=quiet))
-        display = stack.enter_context(console.StepDisplay(out, quiet=quiet))
+        display = StepDisplay(out, stack.enter_context(Progress(quiet=quiet)))
         page = stack.enter_context(LiveReport(out, on=live and is_first()))
         interrupts = stack.enter_context(Interrupts())
 
@@ -85,7 +85,7 @@ def take(run: Path, step: int | str, out: Path | None, options: dict[str, Any], 
     out = out or _free_folder(
         run.parent, f"{run.name}-{f'step-{step}' if isinstance(step, int) else step}", resume=False
     )
-    with console.messages(quiet=quiet):
+    with console.messages(quiet=quiet), Progress(quiet=quiet):
         taken = take_step(run, step, out=out, **options)
     _show(taken, out, quiet=quiet, as_json=as_json)
 
@@ -94,7 +94,7 @@ def _show(run: Any, out: Path, *, quiet: bool, as_json: bool) -> None:
     if not is_first():
         return
     if as_json:
-        console.show_json({**run.summary(), "out": str(out)})
+        terminal.show_json({**run.summary(), "out": str(out)})
     else:
         console.show_run(run, out, drawn=not quiet)
 
@@ -102,19 +102,37 @@ def _show(run: Any, out: Path, *, quiet: bool, as_json: bool) -> None:
 def report(folders: Sequence[Path], out: Path | None, *, dpi: int | None, show: bool) -> None:
     if not is_first():
         return
-    path = write_report(folders, out)
+    with Progress():
+        path = write_report(folders, out)
+        if dpi is not None:
+            for folder in folders:
+                redraw_figures(folder, dpi)
     if dpi is not None:
         for folder in folders:
-            redraw_figures(folder, dpi)
-            console.out.print(f"Figures  {folder / FIGURES}", highlight=False, soft_wrap=True)
-    console.out.print(f"Report   {path}", highlight=False, soft_wrap=True)
+            terminal.out.print(f"Figures  {folder / FIGURES}", highlight=False, soft_wrap=True)
+    terminal.out.print(f"Report   {path}", highlight=False, soft_wrap=True)
     if show and not webbrowser.open(path.resolve().as_uri()):
         raise GnormError(f"No browser could be started. Open this file yourself: {path.resolve()}")
 
 
-def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
-    with console.messages(quiet=quiet or not is_first()):
-        scores = run_score(model, data, score=name, **settings)
+def score(
+    model: str,
+    data: str,
+    out: Path | None,
+    name: str,
+    settings: dict[str, Any],
+    *,
+    resume: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    out = out or _free_folder(Path("runs"), f"{Path(model).name}-scores", resume=resume)
+    silent = quiet or not is_first()
+    with console.messages(quiet=silent), Progress(quiet=silent), Interrupts():
+        try:
+            scores = run_score(model, data, score=name, out=out, resume=resume, **settings)
+        except KeyboardInterrupt:
+            raise Interrupted(out / KEPT_FILE) from None
     if not is_first():
         return
     config = load_config(model, trust_remote_code=settings["trust_remote_code"])
@@ -132,29 +150,30 @@ def score(model: str, data: str, out: Path, name: str, settings: dict[str, Any],
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "scores.json", content)
         if attention := [sites[place] for place in head_places(sites)]:
+            from greedy_gnorm.report import figures  # loads matplotlib
+
             heat_map = figures.heat_map(scores_of_heads(scores, sites), name, attention)
             rows = f"up to {settings['samples']:,} rows" if settings["samples"] else "all rows"
             figures.save(heat_map, out / "scores", f"{folder_name(model)} on {data_name(data)}, {rows}")
     if as_json:
-        console.show_json(content)
+        terminal.show_json(content)
     elif not quiet:
         for word, order in (("Lowest", scores.order()), ("Highest", scores.order(highest_first=True))):
             heads = ", ".join(unit_name(sites, head) for head in order[:5])
-            console.out.print(f"{word} scores: {heads}", highlight=False)
+            terminal.out.print(f"{word} scores: {heads}", highlight=False)
         if "half_width" in scores.parts:
             within = float(np.nanmean(np.concatenate(list(scores.parts["half_width"]))))
-            options = _options(score_with(name, settings["score_options"]))
-            console.out.print(f"Scores to within ± {within:.4f} on average (95 %{options})", highlight=False)
+            options = options_text(score_with(name, settings["score_options"]))
+            terminal.out.print(f"Scores to within ± {within:.4f} on average (95 %{options})", highlight=False)
         drawn = f", heat map {out / 'scores.png'}" if attention else ""
-        console.out.print(f"Scores {out / 'scores.json'}{drawn}", highlight=False, soft_wrap=True)
+        terminal.out.print(f"Scores {out / 'scores.json'}{drawn}", highlight=False, soft_wrap=True)
 
 
-def compare(model: str, data: str, out: Path, settings: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
+def compare(model: str, data: str, out: Path | None, settings: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
+    out = out or _free_folder(Path("runs"), f"{Path(model).name}-compared", resume=settings["resume"])
     with ExitStack() as stack:
         stack.enter_context(console.messages(quiet=quiet or not is_first()))
-        display = stack.enter_context(
-            console.PartDisplay(out, quiet=quiet)
-        )  # of every process: each has walks of its own
+        display = PartDisplay(out, stack.enter_context(Progress(quiet=quiet)))  # of every process: each has own walks
         interrupts = stack.enter_context(Interrupts())
 
         def show(part: object, step: Step, gone: int, limit: int) -> None:
@@ -167,18 +186,17 @@ def compare(model: str, data: str, out: Path, settings: dict[str, Any], *, quiet
             raise Interrupted(out / "experiment.json") from None
     if not is_first():
         return
-    tables = comparison_tables(result)
     if as_json:
         rows = {
-            name: [dict(zip(columns, row, strict=True)) for row in cells] for name, (columns, cells) in tables.items()
+            name: [dict(zip(columns, row, strict=True)) for row in cells]
+            for name, (columns, cells) in comparison_tables(result).items()
         }
-        console.show_json({**rows, "out": str(out)})
+        terminal.show_json({**rows, "out": str(out)})
         return
-    for columns, cells in tables.values():
-        console.show_table(columns, cells)
+    terminal.show_table(*result.overview)
     if not quiet:
         console.draw_comparison(result)
-    console.show_files(out, joint=result.joint)
+    console.show_files(out)
 
 
 def table(model: str, removed: int | None, form: str, *, trust_remote_code: bool) -> None:
@@ -187,7 +205,7 @@ def table(model: str, removed: int | None, form: str, *, trust_remote_code: bool
     with console.messages(quiet=True):
         parameters = parameter_table(model, removed, trust_remote_code=trust_remote_code)
     if form == "table":
-        console.show_table(parameters.columns, parameters.cells)
+        terminal.show_table(parameters.columns, parameters.cells)
     else:
         print((as_csv if form == "csv" else as_markdown)(parameters.columns, parameters.cells), end="")
 
@@ -195,61 +213,19 @@ def table(model: str, removed: int | None, form: str, *, trust_remote_code: bool
 def export(folder: Path, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
     if not is_first():
         return
-    with console.messages(quiet=quiet):
+    with console.messages(quiet=quiet), Progress(quiet=quiet):
         done = run_export(folder, **options)
     if as_json:
-        console.show_json({**done.report, "out": str(done.folder)})
+        terminal.show_json({**done.report, "out": str(done.folder)})
     elif not quiet:
         console.show_export(done)
-
-
-def methods(*, as_json: bool) -> None:
-    if not is_first():
-        return
-    rows = [
-        {
-            "--method": name,
-            "score": method.score,
-            "removes": "heads" if method.units == "heads" else "heads and neurons",
-            "first": "highest" if method.highest_first else "lowest",
-            "scores": "every step" if method.recompute else "once",
-            "recovery": method.recover,
-            "objective": score.objective or "-",
-            "labels": "needed" if score.asks_for_labels(OBJECTIVES[score.objective or "logit-norm"]) else "-",
-            "cost of scoring": score.cost,
-            "paper": score.paper,
-        }
-        for name in METHODS
-        if (method := METHODS[name]) and (score := SCORES[method.score])
-    ]
-    objectives = {
-        name: OBJECTIVES[name].about + (", needs labels" if OBJECTIVES[name].needs_labels else "")
-        for name in OBJECTIVES
-    }
-    scores = {name: f"{SCORES[name].about}{_options(SCORES[name])}" for name in SCORES}
-    rules = {RULES[name].form: RULES[name].about for name in RULES}
-    if as_json:
-        console.show_json({"methods": rows, "scores": scores, "objectives": objectives, "rules": rules})
-        return
-    console.show_table(list(rows[0]), [list(row.values()) for row in rows], numbers=False)
-    for name, column, content in (
-        ("score", "what it is (--score-options)", scores),
-        ("objective", "number computed for each sentence", objectives),
-        ("stop", "when the run ends", rules),
-    ):
-        cells = [list(row) for row in content.items()]
-        console.show_table([f"--{name}", column], cells, numbers=False)
-
-
-def _options(score: Score) -> str:
-    return "".join(f"; {name}={value}" for name, value in score.defaults().items())
 
 
 def demo(out: Path | None, settings: dict[str, Any], *, resume: bool, quiet: bool, as_json: bool) -> None:
     folder = out or _free_folder(Path("runs"), "demo", resume=resume)
     with console.messages(quiet=quiet):
         try:
-            assets = prepare(seed=settings["seed"], say=console.silent if quiet else console.say)
+            assets = prepare(seed=settings["seed"], say=terminal.silent if quiet else terminal.say)
         except OSError as error:
             raise GnormError(f"Can't save the demo's model: {error}.") from error
     inputs = str(assets.model), str(assets.data)
@@ -258,7 +234,7 @@ def demo(out: Path | None, settings: dict[str, Any], *, resume: bool, quiet: boo
         return
     smaller = folder.with_name(f"{folder.name}-compressed")
     if not quiet:
-        console.say(f"\nThe same model with heads and neurons removed, and what is left fitted ({smaller}):")
+        terminal.say(f"\nThe same model with heads and neurons removed, and what is left fitted ({smaller}):")
     settings = {"macs": DEMO_MACS, "rounds": DEMO_ROUNDS, "seed": settings["seed"]}
     again = resume and smaller.exists()
     perform("compress", *inputs, smaller, settings, resume=again, quiet=quiet, as_json=False)

@@ -1,31 +1,24 @@
-"""What a person sees in the terminal: progress, summaries, tables. Progress goes to stderr, results to stdout."""
+"""The results that a person sees in the terminal: summaries, tables, drawings; and the notes on the way there."""
 
 from __future__ import annotations
 
-import json
 import logging
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from greedy_gnorm.cli import sketch
+from greedy_gnorm.cli.terminal import duration, err, out, show_table
 from greedy_gnorm.comparison.analysis import LEGEND, Comparison, solution
 from greedy_gnorm.deployment.export import Exported
 from greedy_gnorm.passes.processes import is_first
 from greedy_gnorm.pruning.curves import curve
 from greedy_gnorm.pruning.methods import GREEDY
-from greedy_gnorm.pruning.run import Run, measure_of, sites_of, units_of
-from greedy_gnorm.records.journal import RUN_FILE, read_header
+from greedy_gnorm.pruning.run import Run
 from greedy_gnorm.report.compression import cost_part, is_compression, kept_units, work_curve
 from greedy_gnorm.report.tables import (
     LATENCY_COLUMNS,
@@ -36,10 +29,7 @@ from greedy_gnorm.report.tables import (
     test_table,
 )
 from greedy_gnorm.report.writer import NAME
-from greedy_gnorm.units import Latency, Measure, Step, Unit, removed_by, unit_name
-
-out = Console(markup=False, emoji=False)
-err = Console(stderr=True, markup=False, emoji=False)
+from greedy_gnorm.units import Latency, Measure, Step, Unit, removed_by
 
 
 @contextmanager
@@ -75,117 +65,6 @@ def _show_warning(
         err.print(f"Warning: {message}", style="yellow", soft_wrap=True)
 
 
-class StepDisplay:
-    """Shows each step of the run in a folder: a bar on a terminal, one line for each step elsewhere."""
-
-    def __init__(self, folder: Path, part: str = "", *, quiet: bool = False) -> None:
-        self.folder = folder
-        self.part = part
-        self.quiet = quiet
-        self.gone = 0
-        self.timed: tuple[float, int] | None = None
-        self.first: Step | None = None
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-            console=err,
-        )
-        self.task: TaskID | None = None
-
-    def __enter__(self) -> StepDisplay:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self.task is not None:
-            self.bar.stop()
-
-    def __call__(self, step: Step, gone: int, limit: int) -> None:
-        if self.quiet:
-            return
-        self.gone = gone
-        measure = measure_of(self.header)
-        state = f"{measure.name} {measure.of(step):.4f}  {self._time_left(limit)}"
-        joint = units_of(self.header) != "heads"
-        if joint:
-            self.first = self.first or step
-            state = f"{_work_left(self.first, step)}  {state}"
-        if not err.is_terminal:
-            text = f"round {step.step}/{limit}"
-            if not joint:
-                sites = sites_of(self.header)
-                heads = ", ".join(unit_name(sites, head) for head in step.removed) or "none"
-                text = f"step {step.step}  heads {self.gone}/{limit}  removed {heads}"
-            err.print(f"{self.part} {text}  {state}".lstrip(), soft_wrap=True, highlight=False)
-            return
-        if self.task is None:
-            self.bar.start()
-            self.task = self.bar.add_task(self.part or ("Rounds" if joint else "Pruning heads"), total=limit, state="")
-        self.bar.update(self.task, completed=self.gone, state=state)
-
-    @cached_property
-    def header(self) -> dict[str, Any]:
-        """The run's record, which is there before its first step."""
-        return read_header(self.folder / RUN_FILE)
-
-    def _time_left(self, limit: int) -> str:
-        """An upper bound from the pace since the first step seen: a rule may stop earlier."""
-        now = time.monotonic()
-        if self.timed is None or self.gone == self.timed[1]:
-            self.timed = (now, self.gone)
-            return ""
-        seconds = (now - self.timed[0]) / (self.gone - self.timed[1]) * (limit - self.gone)
-        return f"at most {duration(seconds)} left"
-
-
-class PartDisplay:
-    """Shows a comparison in a folder: the parts one after another, each with a display of its own."""
-
-    def __init__(self, folder: Path, *, quiet: bool = False) -> None:
-        self.folder = folder
-        self.quiet = quiet
-        self.part: object = None
-        self.display = StepDisplay(folder, quiet=quiet)
-
-    def __enter__(self) -> PartDisplay:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.display.__exit__(*error)
-
-    def __call__(self, part: object, step: Step, gone: int, limit: int) -> None:
-        if part != self.part:
-            self.display.__exit__()
-            self.part = part
-            self.display = StepDisplay(self.folder / "parts" / str(part), str(part), quiet=self.quiet)
-        self.display(step, gone, limit)
-
-
-def _work_left(first: Step, step: Step) -> str:
-    """The share of the multiplications that is left."""
-    before, after = first.cost.multiplications, step.cost.multiplications
-    return f"{after / before:.1%} of the multiplications" if before and after else ""
-
-
-def duration(seconds: float) -> str:
-    """Seconds in a readable unit."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def show_table(columns: Sequence[str], cells: Sequence[Sequence[str]], *, numbers: bool = True) -> None:
-    """A table on stdout, numbers aligned to the right; as wide as it needs where the output is no terminal."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if numbers and place else "left")
-    for row in cells:
-        table.add_row(*row)
-    (out if out.is_terminal else Console(width=200, markup=False, emoji=False)).print(table)
-
-
 def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
     """What was removed, quality and size before and after, the files; with a drawing if `drawn`."""
     summary = run.summary()
@@ -195,7 +74,10 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
         f"{each['removed']:,} of {each['total']:,} {word} ({each['removed'] / each['total']:.0%})"
         for word, each in counts
     )
-    out.print(f"Removed {gone}; ended: {run.reason}.", highlight=False)
+    out.print(f"Removed {gone}.", highlight=False)
+    chosen, last = run.solution.step, run.steps[-1].step
+    out.print(f"Chose step {chosen} of {last}: {run.why}.", highlight=False, soft_wrap=True)
+    out.print(f"The run ended after step {last}: {run.reason}.", highlight=False, soft_wrap=True)
     if not run.removed:
         out.print("No step was better than keeping every head: the saved model is the original one.", highlight=False)
     cells = [[name, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}"] for name, (a, b) in summary["quality"].items()]
@@ -317,15 +199,6 @@ def show_export(done: Exported) -> None:
         out.print(f"{done.folder / name}  {megabytes(size)} MB", highlight=False, soft_wrap=True)
 
 
-def say(text: str) -> None:
-    """A line of progress."""
-    err.print(text, highlight=False, soft_wrap=True)
-
-
-def silent(text: str) -> None:
-    """Nothing."""
-
-
 def show_next_steps(pruned: Path, compressed: Path) -> None:
     """After the demo: how to do the same with another model."""
     out.print("\nThe same with your own model and labelled text:")
@@ -335,14 +208,8 @@ def show_next_steps(pruned: Path, compressed: Path) -> None:
         out.print(f"The parameters of {folder}: gnorm table {folder}", highlight=False, soft_wrap=True)
 
 
-def show_files(folder: Path, *, joint: bool = False) -> None:
+def show_files(folder: Path) -> None:
     """The files of a comparison."""
-    sizes = "" if joint else " Sizes are in MB of float32."
-    out.print(f"{LEGEND}{sizes}", highlight=False)
+    out.print(f"{LEGEND} The tables have more columns.", highlight=False)
     for name, place in (("Tables", "tables"), ("Figures", "figures"), ("Report", NAME)):
         out.print(f"{name:9}{folder / place}", highlight=False, soft_wrap=True)
-
-
-def show_json(content: Any) -> None:
-    """Plain JSON on stdout."""
-    print(json.dumps(content, indent=2, allow_nan=False))

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from greedy_gnorm.cli import checks
+from greedy_gnorm.cli.loading import load_code
 from greedy_gnorm.cli.options import Config, Data, Json, MovedModel, Quiet, RunFolder, Runtimes, counts, with_settings
 from greedy_gnorm.settings import EVALUATING
 
@@ -29,10 +31,10 @@ def evaluate(
 
     Columns and the label map are those of the run unless others are given.
     """
-    from greedy_gnorm.cli import side_by_side
-
+    checks.check_exists(folder)
+    checks.check_inputs(model, data, quiet=quiet)
     settings |= {"model": model, "examples": examples}
-    side_by_side.evaluate(folder, data, settings, out=out, quiet=quiet, as_json=as_json)
+    load_code("side_by_side", quiet=quiet).evaluate(folder, data, settings, out=out, quiet=quiet, as_json=as_json)
 
 
 def bench(
@@ -49,8 +51,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Time the unpruned and the pruned model in turn, on the CPU, in several runtimes: a table and a figure."""
-    from greedy_gnorm.cli import side_by_side
-
+    checks.check_exists(folder)
     options = {"batches": batches, "tokens": tokens, "runtimes": runtimes, "threads": threads, "seconds": seconds}
     options |= {"model": model, "out": out, "trust_remote_code": trust_remote_code}
-    side_by_side.bench(folder, options, quiet=quiet, as_json=as_json)
+    load_code("side_by_side", quiet=quiet).bench(folder, options, quiet=quiet, as_json=as_json)

@@ -15,7 +15,7 @@ import yaml
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.pruning.rules import forms
 from greedy_gnorm.records import compact
-from greedy_gnorm.settings import DTYPES, Settings
+from greedy_gnorm.settings import DTYPES, Settings, parse_number
 
 
 def with_settings(names: Sequence[str], **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -58,7 +58,10 @@ def _option(name: str, default: Any) -> inspect.Parameter:
         hint = get_type_hints(Settings)[name]
         if str in get_args(hint) or any(get_origin(each) is Literal for each in (hint, *get_args(hint))):
             hint = str if default is not None else str | None  # checked with the other settings
-        kind = Annotated[hint, typer.Option(help=about)]
+        reader: dict[str, Any] = (
+            {"parser": parse_number, "metavar": "NUMBER"} if float in (hint, *get_args(hint)) else {}
+        )
+        kind = Annotated[hint, typer.Option(help=about, **reader)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
@@ -175,7 +178,6 @@ OptionalData = Annotated[
     str | None, typer.Option(help="csv, tsv, jsonl, parquet, a folder of them, or hub:NAME[:CONFIG][:SPLIT].")
 ]
 EvalData = Annotated[str | None, typer.Option(help="Evaluate on other data, given like --data.")]
-Out = Annotated[Path, typer.Option(help="The folder to write to.")]
 OptionalOut = Annotated[
     Path | None, typer.Option(help="The folder to write to. Default: a new one in runs, named after the model.")
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from greedy_gnorm.cli import console
+from greedy_gnorm.cli import console, terminal
+from greedy_gnorm.cli.progress import Progress
 from greedy_gnorm.deployment.bench import Bench
 from greedy_gnorm.deployment.bench import bench as run_bench
 from greedy_gnorm.deployment.evaluation import Evaluation
@@ -33,10 +34,10 @@ def evaluate(
 ) -> None:
     if not is_first():
         return
-    with console.messages(quiet=quiet), single_process():
+    with console.messages(quiet=quiet), Progress(quiet=quiet), single_process():
         evaluation = run_evaluate(folder, data, out=out, **settings)
     if as_json:
-        console.show_json({**evaluation.to_json(), "out": None if out is None else str(out)})
+        terminal.show_json({**evaluation.to_json(), "out": None if out is None else str(out)})
         return
     _show_evaluation(evaluation, quiet=quiet)
     if out is not None:
@@ -46,22 +47,22 @@ def evaluate(
 def _show_evaluation(evaluation: Evaluation, *, quiet: bool) -> None:
     """The measures; unless quiet, also the classes, what is confused and the predictions that changed."""
     content = evaluation.to_json()
-    console.show_table(*measure_table(content))
+    terminal.show_table(*measure_table(content))
     if quiet:
         return
     if evaluation.per_class:
-        console.show_table(*class_table(content))
+        terminal.show_table(*class_table(content))
     if evaluation.confusion is None:
         return
     if len(evaluation.classes) <= MOST_CLASSES:
         for side in SIDES:
-            console.show_table(*confusion_table(content, side))
+            terminal.show_table(*confusion_table(content, side))
     else:
         _say(f"The confusion of {len(evaluation.classes)} classes is too large to show: use --json or --out.")
     _say(changed_title(content))
     if evaluation.changed:
         columns, cells = changed_table(content)
-        console.show_table(columns, [[_shortened(row[0]), *row[1:]] for row in cells], numbers=False)
+        terminal.show_table(columns, [[_shortened(row[0]), *row[1:]] for row in cells], numbers=False)
 
 
 def _shortened(text: str) -> str:
@@ -72,16 +73,16 @@ def _shortened(text: str) -> str:
 def bench(folder: Path, options: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
     if not is_first():
         return
-    with console.messages(quiet=quiet), single_process():
+    with console.messages(quiet=quiet), Progress(quiet=quiet), single_process():
         result = run_bench(folder, **options)
     if as_json:
-        console.show_json({**result.to_json(), "out": str(result.folder)})
+        terminal.show_json({**result.to_json(), "out": str(result.folder)})
     else:
         _show_bench(result)
 
 
 def _show_bench(result: Bench) -> None:
-    console.show_table(LATENCY_COLUMNS, [latency_cells(latency) for latency in result.latencies])
+    terminal.show_table(LATENCY_COLUMNS, [latency_cells(latency) for latency in result.latencies])
     _say(ABOUT)
     for note in result.left_out:
         _say(f"Left out: {note}")
@@ -90,4 +91,4 @@ def _show_bench(result: Bench) -> None:
 
 
 def _say(text: str) -> None:
-    console.out.print(text, highlight=False, soft_wrap=True)
+    terminal.out.print(text, highlight=False, soft_wrap=True)

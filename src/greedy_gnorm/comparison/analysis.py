@@ -19,11 +19,10 @@ from greedy_gnorm.pruning.curves import Walk, at_share, curve, knee_of, mean_ove
 from greedy_gnorm.pruning.methods import JOINTS, RANDOMS
 from greedy_gnorm.pruning.run import measure_of
 from greedy_gnorm.records import schema
-from greedy_gnorm.records.journal import RUN_FILE, Journal, read_header
+from greedy_gnorm.records.journal import EXPERIMENT_FILE, RUN_FILE, Journal, read_header
 from greedy_gnorm.shown import Shown
 from greedy_gnorm.units import Measure, Step, Vector, removed_by
 
-EXPERIMENT_FILE = "experiment.json"
 SHARES = (0.25, 0.50, 0.75, 0.81)
 DROPS = (0.01, 0.05)
 FLOAT32 = 4
@@ -78,6 +77,14 @@ class Comparison(Shown):
     def summary(self) -> Table:
         """The methods by quality along the curve."""
         return _by_method(self, self.columns)
+
+    @cached_property
+    def overview(self) -> Table:
+        """The methods by the four columns that say most, with ± half the width of their intervals."""
+        names = JOINT_OVERVIEW if self.joint else OVERVIEW
+        known = (joint_columns if self.joint else columns)(self.measure)
+        header, cells = _by_method(self, [column for column in known if column.name in names], brief=True)
+        return [header[0], *header[2:]], [[row[0], *row[2:]] for row in cells]  # without the number of runs
 
     @cached_property
     def solutions(self) -> Table:
@@ -197,6 +204,9 @@ def knee_heads(walk: Walk, measure: Measure) -> int:
     return len(removed_by(walk[: solution(walk, measure).step + 1]))
 
 
+OVERVIEW = ("at 50%", "mean", "knee: heads gone", "knee: quality")
+JOINT_OVERVIEW = ("75%", "50%", "33%", "25%")
+"""The columns that say most, which fit a terminal."""
 BEST, TIED = "*", "="
 """The marks of a table: clearly the best of its column, or not clearly worse than the best."""
 LEGEND = (
@@ -205,7 +215,7 @@ LEGEND = (
 )
 
 
-def _by_method(comparison: Comparison, shown: Sequence[Column]) -> Table:
+def _by_method(comparison: Comparison, shown: Sequence[Column], *, brief: bool = False) -> Table:
     """Header and text cells: the mean over runs with its 95 % interval, and a mark for the best of each column."""
     curves, rows = comparison.curves, comparison.header["data"]["evaluation"]["rows"]
     samples = sampled_means(curves, comparison.measure.name, rows, [column.value for column in shown])
@@ -219,7 +229,12 @@ def _by_method(comparison: Comparison, shown: Sequence[Column]) -> Table:
                 cells[method].append("-")
                 continue
             around = None if drawn is None else interval(drawn[method])
-            spread = "" if around is None else f" ({column.written(around[0])} to {column.written(around[1])})"
+            spread = ""
+            if around is not None:
+                low, high = around
+                spread = f" ({column.written(low)} to {column.written(high)})"
+                if brief:
+                    spread = f" ± {column.written((high - low) / 2)}"
             cells[method].append(f"{column.written(mean)}{spread}{marks.get(method, '')}")
     return ["method", "runs", *(column.name for column in shown)], list(cells.values())
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from greedy_gnorm.comparison.analysis import EXPERIMENT_FILE, Comparison, read_experiment
+from greedy_gnorm.comparison.analysis import Comparison, read_experiment
 from greedy_gnorm.comparison.parts import Part, assign, check_settings, forwards, parts_for, settings_for
 from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.encoding import encode
@@ -18,7 +18,7 @@ from greedy_gnorm.data.loading import both_rows, is_ready
 from greedy_gnorm.data.rows import Row
 from greedy_gnorm.data.sets import calibration_batches, compared_rows
 from greedy_gnorm.data.splits import sampled, warn_of_overlap
-from greedy_gnorm.errors import DataError, RunFolderError
+from greedy_gnorm.errors import DataError
 from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes.calibration import Calibration
@@ -32,10 +32,11 @@ from greedy_gnorm.passes.processes import (
     single_process,
     world_size,
 )
+from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.budget import comparison_budget
 from greedy_gnorm.pruning.costs import Costs, shape_for
 from greedy_gnorm.pruning.loop import Memory, Plan, Protection
-from greedy_gnorm.pruning.methods import METHODS, methods_named
+from greedy_gnorm.pruning.methods import METHODS, methods_named, resolve_method
 from greedy_gnorm.pruning.prepare import (
     copy_sharing_weights,
     device_for,
@@ -44,16 +45,16 @@ from greedy_gnorm.pruning.prepare import (
     protection_for,
     quality_measure,
     removable_units,
-    resolve_method,
     savings_for,
     situation_of,
     units_for,
 )
 from greedy_gnorm.pruning.rules import compression_rules, parse_rules
 from greedy_gnorm.pruning.run import OnStep, walk
-from greedy_gnorm.records.files import RESUME, is_leftover, locked, write_json, writing_to
+from greedy_gnorm.records.files import RESUME, locked, write_json, writing_to
 from greedy_gnorm.records.header import asked_for, check_processes_agree, run_header
-from greedy_gnorm.records.journal import Journal, check_same
+from greedy_gnorm.records.journal import EXPERIMENT_FILE, Journal, check_folder, check_same
+from greedy_gnorm.records.kept import KeptScoring
 from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.objectives import with_reference
@@ -146,16 +147,28 @@ def _walk_parts(
     for part in own:
         _load_results(bench, plans[part], journals[part].steps)
     walks: list[Any] = []
-    with single_process():
+    costs = _costs(bench, own)
+    left = {part: _share_left(bench, plans[part], journals[part].steps) for part in own}
+    whole = sum(costs[part] * left[part] for part in own)
+    with single_process(), phase("Comparing", len(own), "part") as comparing:
+
+        def stepped(part: Part, step: Step, gone: int, limit: int) -> None:
+            left[part] = 1 - gone / limit
+            comparing.reached(1 - sum(costs[each] * left[each] for each in own) / whole)
+            if on_step is not None:
+                on_step(part, step, gone, limit)
+
         for part in own:
             for seed, calibration in bench.calibrations.items():
                 if seed != bench.given.seed + part.run:
                     calibration.clear()
             sites = find_sites(copy.deepcopy(bench.sites.model), units_for(bench.given)).use(savings_for(bench.given))
-            journal, report = journals[part], None if on_step is None else _for_part(on_step, part)
-            budget = plans[part].budget
-            limit = bench.removable if budget is None else len(budget.schedule)
+            sites.kept = KeptScoring(folder / "parts" / str(part))
+            journal, limit = journals[part], _limit(bench, plans[part])
+            report = _for_part(stepped, part)
             steps = walk(sites, plans[part], journal.steps, limit, record=journal.append, on_step=report)
+            left[part] = 0.0
+            comparing.advance()
             walks.append([part.method, part.run, journal.header, [step.to_json() for step in steps]])
     found = {}
     for method, run, header, lines in (each for walked in gather(walks) for each in walked):
@@ -164,6 +177,19 @@ def _walk_parts(
         if is_first() and part not in journals:
             _write_journal(folder, part, header, found[part])
     return found
+
+
+def _limit(bench: Bench, plan: Plan) -> int:
+    """Where the progress of a walk ends: at the number of heads removed, or of rounds."""
+    return bench.removable if plan.budget is None else len(plan.budget.schedule)
+
+
+def _share_left(bench: Bench, plan: Plan, steps: Sequence[Step]) -> float:
+    """How much of a walk is still to do, from 1 to 0."""
+    if not steps or steps[-1].stop is not None:
+        return 0.0 if steps else 1.0
+    done = len(removed_by(steps)) if plan.budget is None else steps[-1].step
+    return 1 - done / _limit(bench, plan)
 
 
 def _costs(bench: Bench, parts: Sequence[Part]) -> dict[Part, int]:
@@ -227,15 +253,9 @@ def _measure_ends(bench: Bench) -> None:
 
 def _prepare_folder(folder: Path, resume: bool) -> Path:
     """Create the folder, or check that it is empty or holds a comparison to resume."""
+    check_folder(folder, EXPERIMENT_FILE, "comparison", resume=resume)
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        used = any(not is_leftover(path) for path in folder.iterdir())
-    if used and not (folder / EXPERIMENT_FILE).exists():
-        raise RunFolderError(f"{folder} is not empty and holds no comparison: choose another folder.")
-    if used and not resume:
-        raise RunFolderError(
-            f"{folder} holds a comparison already: continue it with --resume, or choose another folder."
-        )
     return folder
 
 
@@ -252,10 +272,11 @@ def _bench(
     task = task_of(model)
     scores = [resolve_method(settings_for(Part(name, 0), given))[1:] for name in names]
     labels = any(score.asks_for_labels(objective) for score, objective in scores) and given.labels == "data"
-    if units == "heads":
-        pool, rows = both_rows(task, data, eval_data, given, needs_labels=labels, draws=draws)
-    else:
-        pool, rows = compared_rows(task, data, eval_data, given, needs_labels=labels)
+    with phase("Reading rows"):
+        if units == "heads":
+            pool, rows = both_rows(task, data, eval_data, given, needs_labels=labels, draws=draws)
+        else:
+            pool, rows = compared_rows(task, data, eval_data, given, needs_labels=labels)
     warn_of_overlap([row.words for row in pool], [row.words for row in rows])
     device = device_for(given)
     sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given)), units)

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.pruning.methods import METHODS, RANDOMS
-from greedy_gnorm.pruning.prepare import resolve_method
+from greedy_gnorm.pruning.methods import METHODS, RANDOMS, resolve_method
 from greedy_gnorm.scores import SCORES
 from greedy_gnorm.settings import Settings
 
@@ -59,11 +58,11 @@ def forwards(part: Part, given: Settings, *, heads: int, scoring_rows: int, eval
     """About how many rows a walk that removes so many heads runs through the model."""
     method, score, _ = resolve_method(settings_for(part, given))
     steps = math.ceil(heads / method.heads_per_step)
-    scorings = sum(method.scores_at(step) for step in range(1, steps + 1))
-    passes = 0 if score.cost == "none" else FORWARDS_PER_SCORING
-    if score.many_passes:  # one for each head at least
-        passes *= heads
-    return (steps + 1) * evaluation_rows + scorings * passes * scoring_rows
+    left = [heads - method.heads_per_step * (step - 1) for step in range(1, steps + 1) if method.scores_at(step)]
+    passes = 0 if score.cost == "none" else FORWARDS_PER_SCORING * len(left)
+    if score.many_passes:  # one for each head that is left, at least
+        passes = sum(left)
+    return (steps + 1) * evaluation_rows + passes * scoring_rows
 
 
 def assign(costs: Mapping[Part, int], processes: int) -> list[list[Part]]:

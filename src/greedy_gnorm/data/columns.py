@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import datasets
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from greedy_gnorm.errors import DataError
 from greedy_gnorm.settings import Settings
+
+if TYPE_CHECKING:
+    import datasets
 
 PAIRS = (
     ("text", "text_pair"),

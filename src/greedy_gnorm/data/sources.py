@@ -6,11 +6,12 @@ import glob
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import datasets
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from greedy_gnorm.errors import DataError
+
+if TYPE_CHECKING:
+    import datasets
 
 BUILDERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet"}
 SPLITS = {
@@ -29,11 +30,13 @@ SPLITS = {
 WHOLE = "all rows"
 """The name of a table without splits."""
 
-Splits = dict[str, datasets.Dataset]
+Splits: TypeAlias = "dict[str, datasets.Dataset]"
 
 
 def read_splits(source: Any) -> Splits:
     """Read tables by split: train, validation, test, or `all rows` if the data has no splits."""
+    import datasets
+
     if isinstance(source, str | Path):
         tables = _read_named(str(source))
     elif isinstance(source, datasets.DatasetDict):
@@ -54,7 +57,23 @@ def read_splits(source: Any) -> Splits:
     return tables
 
 
+def check_source(source: str) -> None:
+    """Refuse what is certain to hold no data, before anything is loaded."""
+    path = Path(source)
+    if source.startswith("hub:"):
+        _hub_parts(source)
+    elif not path.exists():
+        raise DataError(f"There is no file or folder {source}. (Write hub:NAME for a data set on the hub.)")
+    elif path.is_file() and path.suffix.lower() not in BUILDERS:
+        raise DataError(f"{path} is not a supported kind of file: {', '.join(BUILDERS)}.")
+    elif path.is_file() and path.stat().st_size == 0:
+        raise DataError(f"{path} is empty.")
+
+
 def _read_named(source: str) -> Splits:
+    import datasets
+
+    check_source(source)
     if source.startswith("hub:"):
         return _read_hub(source)
     path = Path(source)
@@ -62,17 +81,14 @@ def _read_named(source: str) -> Splits:
         return read_splits(_read_safely(lambda: datasets.load_from_disk(source), source))
     if path.is_dir():
         return _read_folder(path)
-    if not path.exists():
-        raise DataError(f"There is no file or folder {source}. (Write hub:NAME for a data set on the hub.)")
     return {SPLITS.get(path.stem.lower(), WHOLE): _read_file(path)}
 
 
 def _read_file(path: Path) -> datasets.Dataset:
-    builder = BUILDERS.get(path.suffix.lower())
-    if builder is None:
-        raise DataError(f"{path} is not a supported kind of file: {', '.join(BUILDERS)}.")
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty.")
+    import datasets
+
+    check_source(str(path))
+    builder = BUILDERS[path.suffix.lower()]
     options: dict[str, Any] = {}
     if builder == "csv":
         # "NA", "null" and the like are ordinary text
@@ -84,6 +100,8 @@ def _read_file(path: Path) -> datasets.Dataset:
 
 
 def _read_folder(folder: Path) -> Splits:
+    import datasets
+
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in BUILDERS and path.is_file())
     if not files:
         raise DataError(f"{folder} has no file of a supported kind: {', '.join(BUILDERS)}.")
@@ -101,14 +119,23 @@ def _read_folder(folder: Path) -> Splits:
     }
 
 
-def _read_hub(source: str) -> Splits:
-    """Read `hub:NAME[:CONFIG][:SPLIT]`; a single word after the name is a split if it is the name of one."""
+def _hub_parts(source: str) -> tuple[str, str | None, str | None]:
+    """Name, configuration and split of `hub:NAME[:CONFIG][:SPLIT]`; a single word after the name is a split if it is
+    the name of one.
+    """
     name, *rest = source.removeprefix("hub:").split(":")
     if not name or len(rest) > 2:
         raise DataError(f"Write a data set on the hub as hub:NAME[:CONFIG][:SPLIT], not {source}.")
     if len(rest) == 1:
         rest = ["", rest[0]] if rest[0].lower() in SPLITS else [rest[0], ""]
     config, split = (part or None for part in (*rest, "", "")[:2])
+    return name, config, split
+
+
+def _read_hub(source: str) -> Splits:
+    import datasets
+
+    name, config, split = _hub_parts(source)
     loaded = _read_safely(lambda: datasets.load_dataset(name, config, split=split), source)
     return {WHOLE: loaded} if split else _by_split_name(dict(loaded))
 

@@ -14,7 +14,7 @@ from greedy_gnorm.data.loading import evaluation_batches
 from greedy_gnorm.deployment.pair import load_pair
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.sites import find_sites
-from greedy_gnorm.passes.evaluation import AGREEMENT, LABELS, PREDICTED, row_statistics, tested
+from greedy_gnorm.passes.evaluation import LABELS, PREDICTED, row_statistics, tested
 from greedy_gnorm.passes.predictions import compared_predictions
 from greedy_gnorm.pruning.prepare import device_for, on_device
 from greedy_gnorm.pruning.run import Run
@@ -22,7 +22,7 @@ from greedy_gnorm.records.files import write_json, write_text, writing_to
 from greedy_gnorm.records.header import describe_rows
 from greedy_gnorm.report.evaluation import evaluation_csv, evaluation_markdown
 from greedy_gnorm.settings import EVALUATING, Settings
-from greedy_gnorm.tasks.task import Task
+from greedy_gnorm.tasks.task import AGREEMENT, Task
 from greedy_gnorm.units import Matrix
 
 COLUMNS = ("text", "text_pair", "label")

@@ -26,6 +26,7 @@ from greedy_gnorm.model.sizes import parameter_count
 from greedy_gnorm.model.surgery import fill_empty_sites
 from greedy_gnorm.passes.evaluation import evaluate
 from greedy_gnorm.passes.speed import Inputs, Runner, possible, random_inputs, torch_runner
+from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.prepare import load_sets
 from greedy_gnorm.records.files import replace_folder, write_json, writing_to
 from greedy_gnorm.records.header import sources_of
@@ -66,7 +67,8 @@ def export(
     folder = Path(folder)
     journal = Journal.read(folder) if (folder / RUN_FILE).exists() else None
     source = folder / "model" if journal is not None else folder
-    model = load(source, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    with phase("Loading the model"):
+        model = load(source, dtype=torch.float32, trust_remote_code=trust_remote_code)
     rows = _evaluation_rows(model, source, journal, data) if int8 else None
     target = Path(out) if out is not None else folder / "onnx"
     if target.exists() and not (target / REPORT).exists() and (not target.is_dir() or any(target.iterdir())):
@@ -95,7 +97,8 @@ def _write(model: Any, folder: Path, tolerance: float) -> dict[str, Any]:
     with torch.inference_mode():
         if not torch.isfinite(model(**_inputs(model, *CHECKED[-1])).logits).all():
             raise GnormError("The model's outputs are NaN or infinite. Are all of its weights finite?")
-    to_onnx(model, path)
+    with phase("Writing ONNX"):
+        to_onnx(model, path)
     runner = onnx_runner(path)
     difference = largest_difference(model, runner)
     if not difference <= tolerance:

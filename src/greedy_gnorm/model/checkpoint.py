@@ -16,10 +16,13 @@ from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.families import FAMILIES
 from greedy_gnorm.model.modeling_pruned import RECORDS, pruned_class
 from greedy_gnorm.model.sites import find_sites, parse_record
+from greedy_gnorm.model.source import locate
 from greedy_gnorm.units import by_site
 
 CODE = pruned_class.__module__.rpartition(".")[2]
 """The module that is saved with a pruned model."""
+FORMATS = ("pruned", "dense")
+"""How a model is saved: without the removed units, or in the original shapes with zeros for them."""
 
 
 def load(
@@ -31,11 +34,12 @@ def load(
     """
     if Path(name).is_file():
         raise GnormError(f"{name} is a file: give the model's folder.")
-    config = load_config(name, trust_remote_code=trust_remote_code)
+    place = locate(name)
+    config = load_config(place, trust_remote_code=trust_remote_code)
     plain = _model_class(config)
     try:
         model, report = _class_to_build(plain, config).from_pretrained(
-            str(name),
+            place,
             config=config,
             dtype=dtype,
             trust_remote_code=trust_remote_code,
@@ -63,10 +67,8 @@ def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
         if path.is_file():
             content = json.loads(path.read_text(encoding="utf-8"))
             config: Any = transformers.AutoConfig.for_model(**content)
-        elif not path.exists() and (path.is_absolute() or str(name).startswith(".") or str(name).count("/") > 1):
-            raise GnormError(f"There is no model folder {name}.")
         else:
-            config = transformers.AutoConfig.from_pretrained(str(name), trust_remote_code=trust_remote_code)
+            config = transformers.AutoConfig.from_pretrained(locate(name), trust_remote_code=trust_remote_code)
     except GnormError:
         raise
     except Exception as error:  # transformers raises many kinds of errors on a damaged file
@@ -80,8 +82,9 @@ def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
 
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer that belongs to a model."""
+    place = locate(name)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(name), trust_remote_code=trust_remote_code)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
     except Exception as error:  # libraries raise many kinds of errors on a damaged file
         raise GnormError(f"Can't load a tokenizer from {name}: {_one_line(error)}") from error
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
@@ -101,6 +104,12 @@ def skeleton(config: Any) -> Any:
     except (ValueError, RuntimeError, ZeroDivisionError, TypeError) as error:
         raise GnormError(f"No model can be built from this configuration: {_one_line(error)}") from error
     return model
+
+
+def check_format(form: str) -> None:
+    """Refuse an unknown format of a saved model."""
+    if form not in FORMATS:
+        raise GnormError(f"Unknown format {form!r}. Choose from: {', '.join(FORMATS)}.")
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:

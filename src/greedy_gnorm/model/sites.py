@@ -137,7 +137,8 @@ class Sites(Sequence[Site]):
     """All sites of one model, in the order they run.
 
     `layers` are the modules that contain them if every layer runs once, on the output of the one before; otherwise it
-    is empty. `savings` says how passes save work; `cache` holds what they can reuse.
+    is empty. `savings` says how passes save work; `cache` holds what they can reuse, and `kept` what a long score has
+    computed so far.
     """
 
     def __init__(self, model: nn.Module, family: Family, sites: Sequence[Site], layers: Sequence[Layer] = ()) -> None:
@@ -145,6 +146,7 @@ class Sites(Sequence[Site]):
         self.family = family
         self.layers = list(layers)
         self._sites = list(sites)
+        self.kept: Any = None
         self.use(Savings())
 
     def use(self, savings: Savings) -> Sites:

@@ -15,12 +15,11 @@ from greedy_gnorm.model.modes import evaluating, without_gradients
 from greedy_gnorm.model.sites import Sites
 from greedy_gnorm.passes.layers import outputs
 from greedy_gnorm.passes.processes import gather_rows
+from greedy_gnorm.phases import counted
 from greedy_gnorm.tasks.intervals import Interval, paired_intervals, quality_interval
-from greedy_gnorm.tasks.task import Task, task_of
+from greedy_gnorm.tasks.task import AGREEMENT, Task, task_of
 from greedy_gnorm.units import Matrix, pack_rows
 
-AGREEMENT = "agreement"
-"""The quality where labels are the unpruned model's predictions: the task's leading measure with these labels."""
 LABELS, PREDICTED = "labels", "predicted"
 
 
@@ -97,7 +96,7 @@ def row_statistics(sites: Sites, batches: Batches) -> Tensor:
     task = task_of(sites.model)
     found: list[Tensor] = []
     with evaluating(sites.model), without_gradients(sites.model):
-        for batch in batches:
+        for batch in counted(batches.items, "Evaluating", "batch"):
             exact = outputs(sites, batch).double()
             tables = [
                 task.row_statistics(exact, _labels(batch, source).to(exact.device)) for source in batches.judged_by

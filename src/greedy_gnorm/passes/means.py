@@ -13,6 +13,7 @@ from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import NonFiniteScore
 from greedy_gnorm.model.sites import Sites
 from greedy_gnorm.passes.processes import gather, gather_tensors
+from greedy_gnorm.phases import counted
 from greedy_gnorm.units import Vector
 
 PerRow = Callable[[Batch], Sequence[Tensor]]
@@ -26,7 +27,7 @@ def row_means(sites: Sites, batches: Batches, per_row: PerRow) -> list[Vector]:
     """
     sums: list[Tensor] = []
     problem = None
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(counted(batches.items, "Scoring", "batch")):
         values = per_row(batch)
         problem = problem or _find_non_finite(sites, values, number, batch)
         totals = [value.double().sum(-2).cpu() for value in values]

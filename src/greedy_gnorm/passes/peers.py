@@ -44,6 +44,11 @@ def launched() -> bool:
     return int(size) > 1
 
 
+def speaks_for_all() -> bool:
+    """Whether this process is the only one or the first; known before they have joined and after they have parted."""
+    return not launched() or os.environ["RANK"] == "0"
+
+
 class Coordinator:
     """Runs in threads of the first process: knows who has arrived, failed, left or died, and tells all processes."""
 

@@ -130,7 +130,7 @@ def _targets(given: Settings, start: Cost) -> Iterator[Target]:
 
 
 def _share_or_count(text: str, total: int) -> float:
-    value = amount(text, {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9})
+    value = amount(text, {"": 1, "%": 0.01, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9})
     if value is None:
         raise GnormError(f"params {text!r}: write a share of the parameters, such as 0.6, or a number, such as 80M.")
     return value * total if value < 1 else value
@@ -154,7 +154,7 @@ def _bytes(text: str) -> float:
 
 def amount(text: str, units: Mapping[str, float]) -> float | None:
     """A positive number with a unit, or None if the text is none."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*|%)", text.strip().lower())
     if not match or match.group(2) not in units or float(match.group(1)) <= 0:
         return None
     return float(match.group(1)) * units[match.group(2)]

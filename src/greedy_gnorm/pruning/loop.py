@@ -125,6 +125,8 @@ def _more_to_remove(sites: Sites, plan: Plan, scores: Scores) -> bool:
 def _scored(sites: Sites, plan: Plan) -> Scores:
     key = (plan.scoring_key, frozenset(sites.removed()))
     if key not in plan.memory.scores:
+        if sites.kept is not None:
+            sites.kept.begin({"removed": [list(unit) for unit in sites.removed()]})
         plan.memory.scores[key] = plan.score(sites, plan.scoring, plan.objective)
     return plan.memory.scores[key]
 

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from greedy_gnorm.errors import GnormError
+from greedy_gnorm.pruning.rules import check_rules
 from greedy_gnorm.registry import Registry
-from greedy_gnorm.scores import SCORES
+from greedy_gnorm.scores import SCORES, Score, score_with
 from greedy_gnorm.settings import Settings
+from greedy_gnorm.tasks.objectives import OBJECTIVES, Objective
+from greedy_gnorm.tasks.task import check_metric
 
 GREEDY, RANDOM, JOINT, JOINT_RANDOM = "greedy-gnorm", "random", "joint-refit", "joint-random"
 RANDOMS = (RANDOM, JOINT_RANDOM)
@@ -103,6 +106,43 @@ def methods_named(text: str | Sequence[str]) -> list[str]:
             "Methods that remove heads and methods that remove heads and neurons can't be compared at once."
         )
     return list(dict.fromkeys(found))
+
+
+def resolve_method(given: Settings) -> tuple[Method, Score, Objective]:
+    """Look up the method, score and objective before anything is loaded, so that a wrong name fails at once."""
+    method = METHODS[given.method].changed(given)
+    score = score_with(method.score, given.score_options)
+    check_rules(given.stop)
+    check_metric(given.metric)
+    objective = objective_for(score, given)
+    if objective.needs_reference and score.objective is not None and method.recompute == NEVER:
+        raise GnormError(
+            f"{objective.name} is zero until a head is removed, so a score that is computed once would rank rounding "
+            f"errors: use a greedy method instead of {given.method}, or another objective."
+        )
+    if method.recover != "none" and given.device_map is not None:
+        raise GnormError("device_map can't be combined with recover: fitting needs the whole model on one device.")
+    return method, score, objective
+
+
+def resolve_score(name: str, given: Settings) -> tuple[Score, Objective]:
+    """Look up a score that is computed once, on the unpruned model, and its objective."""
+    score = score_with(name, given.score_options)
+    objective = objective_for(score, given)
+    if objective.needs_reference and score.objective is not None:
+        raise GnormError(f"{objective.name} compares with the unpruned model, which is the one to score: it is zero.")
+    return score, objective
+
+
+def check_joint(name: str) -> None:
+    """Refuse a method that does not remove heads and neurons together."""
+    if not METHODS[name].in_rounds:
+        raise GnormError(f"gnorm compress takes the methods {', '.join(JOINTS)}; {name} is for gnorm prune.")
+
+
+def objective_for(score: Score, given: Settings) -> Objective:
+    """The objective in the settings, else the default of the score."""
+    return OBJECTIVES[given.objective or score.objective or next(iter(OBJECTIVES))]
 
 
 def _takes_many_passes(method: str) -> bool:

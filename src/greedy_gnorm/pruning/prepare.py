@@ -28,18 +28,18 @@ from greedy_gnorm.errors import DataError, GnormError, UnsupportedModel
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
 from greedy_gnorm.model.sites import UNIT_PLURALS, Sites, find_sites
 from greedy_gnorm.passes.calibration import Calibration
-from greedy_gnorm.passes.evaluation import AGREEMENT, LABELS, with_drawn_labels, with_predictions
+from greedy_gnorm.passes.evaluation import LABELS, with_drawn_labels, with_predictions
 from greedy_gnorm.passes.processes import shard
+from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.budget import Budget, parse_budget
 from greedy_gnorm.pruning.costs import Costs, Times, measured_times, shape_for
 from greedy_gnorm.pruning.loop import Plan, Protection
-from greedy_gnorm.pruning.methods import METHODS, NEVER, Method
-from greedy_gnorm.pruning.rules import Rules, Situation, check_names, compression_rules, parse_rules
+from greedy_gnorm.pruning.methods import METHODS, Method, resolve_method
+from greedy_gnorm.pruning.rules import Rules, Situation, compression_rules, parse_rules
 from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
-from greedy_gnorm.scores import Score, score_with
 from greedy_gnorm.settings import TARGETS, Savings, Settings
-from greedy_gnorm.tasks.objectives import OBJECTIVES, Objective, with_reference
-from greedy_gnorm.tasks.task import task_of
+from greedy_gnorm.tasks.objectives import with_reference
+from greedy_gnorm.tasks.task import AGREEMENT, task_of
 from greedy_gnorm.units import ATTENTION, FFN, Measure, Unit
 
 MAX_DROP = 0.01
@@ -69,7 +69,8 @@ def prepare_run(
     method, score, objective = resolve_method(settings)
     given_model = model
     model, tokenizer = load_inputs(model, tokenizer, settings, units_for(settings))
-    sets = load_sets(model, tokenizer, data, eval_data, settings)
+    with phase("Reading rows"):
+        sets = load_sets(model, tokenizer, data, eval_data, settings)
     sites = find_sites(working_copy(model, given_model, settings), units_for(settings)).use(savings_for(settings))
     device = device_for(settings)
     sets = {use: batches.to(device) for use, batches in sets.items()}
@@ -157,7 +158,8 @@ def costs_for(
     size = next(model.parameters()).element_size()
     shape = shape_for(settings.shape, sets[EVALUATION])
     if times is None and (settings.speedup is not None or settings.latency is not None):
-        times = measured_times(sites, shape)
+        with phase("Measuring widths"):
+            times = measured_times(sites, shape)
     return Costs(sites, size, shape, times)
 
 
@@ -170,34 +172,14 @@ def recovery_for(method: Method, model: Any, sets: Mapping[str, Batches]) -> Rec
     return Recovery(method.recover, SOLVERS[method.recover], Calibration(original, shard(sets[CALIBRATION])))
 
 
-def resolve_method(given: Settings) -> tuple[Method, Score, Objective]:
-    """Look up the method, score and objective before anything is loaded, so that a wrong name fails at once."""
-    method = METHODS[given.method].changed(given)
-    score = score_with(method.score, given.score_options)
-    check_names(given.stop)
-    objective = objective_for(score, given)
-    if objective.needs_reference and score.objective is not None and method.recompute == NEVER:
-        raise GnormError(
-            f"{objective.name} is zero until a head is removed, so a score that is computed once would rank rounding "
-            f"errors: use a greedy method instead of {given.method}, or another objective."
-        )
-    if method.recover != "none" and given.device_map is not None:
-        raise GnormError("device_map can't be combined with recover: fitting needs the whole model on one device.")
-    return method, score, objective
-
-
-def objective_for(score: Score, given: Settings) -> Objective:
-    """The objective in the settings, else the default of the score."""
-    return OBJECTIVES[given.objective or score.objective or next(iter(OBJECTIVES))]
-
-
 def load_inputs(model: Any, tokenizer: Any, given: Settings, units: str = "heads") -> tuple[Any, Any]:
     """The model and the tokenizer, loaded if given as a folder or a name."""
-    if isinstance(model, str | Path):
-        tokenizer = tokenizer or model
-        model = load(model, trust_remote_code=given.trust_remote_code)
-    if isinstance(tokenizer, str | Path):
-        tokenizer = load_tokenizer(tokenizer, trust_remote_code=given.trust_remote_code)
+    with phase("Loading the model"):
+        if isinstance(model, str | Path):
+            tokenizer = tokenizer or model
+            model = load(model, trust_remote_code=given.trust_remote_code)
+        if isinstance(tokenizer, str | Path):
+            tokenizer = load_tokenizer(tokenizer, trust_remote_code=given.trust_remote_code)
     sites = find_sites(model, units)
     if units == "both" and not any(site.kind == FFN for site in sites):
         raise UnsupportedModel(

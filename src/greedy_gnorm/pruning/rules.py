@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.pruning.curves import knee_of
 from greedy_gnorm.registry import Registry
+from greedy_gnorm.settings import parse_number
 from greedy_gnorm.units import Cost, Measure, Step, removed_by
 
 History = Sequence[Step]
@@ -35,7 +36,8 @@ def last(history: History) -> int:
 class Rule:
     """`check` returns the reason to stop, or None; `choose` the last step that this rule allows as the solution.
 
-    `limit` is the largest number of heads to remove; with `at_knee` the solution is the knee of the curve.
+    `limit` is the largest number of heads to remove; with `at_knee` the solution is the knee of the curve. `why` says
+    what distinguishes the step that it chooses.
     """
 
     text: str
@@ -43,6 +45,7 @@ class Rule:
     choose: Callable[[History], int] = last
     limit: int | None = None
     at_knee: bool = False
+    why: str = "the last one"
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,14 @@ class Rules:
         end = min(rule.choose(history) for rule in self.rules)
         return knee_of(history[: end + 1], self.measure) if any(rule.at_knee for rule in self.rules) else end
 
+    def why(self, history: History) -> str:
+        """What distinguishes the chosen step."""
+        end = min(rule.choose(history) for rule in self.rules)
+        decisive = next(rule for rule in self.rules if rule.choose(history) == end)
+        if any(rule.at_knee for rule in self.rules):
+            return "the knee of the curve" + ("" if end == last(history) else f" up to step {end}, {decisive.why}")
+        return decisive.why
+
 
 def parse_rules(texts: Sequence[str], situation: Situation) -> Rules:
     """Parse rules; several in one text are separated by commas."""
@@ -97,12 +108,10 @@ def parse_rules(texts: Sequence[str], situation: Situation) -> Rules:
     return Rules(tuple(_parse(part, situation) for part in parts), situation.measure)
 
 
-def check_names(texts: Sequence[str]) -> None:
-    """Refuse unknown rules before anything is loaded."""
-    for text in texts:
-        for part in text.split(","):
-            if part.strip():
-                RULES[part.strip().partition("=")[0]]
+def check_rules(texts: Sequence[str]) -> None:
+    """Refuse rules that no model could follow, before anything is loaded."""
+    many = 10**15
+    parse_rules(texts, Situation(many, many, Cost(many, many, many), Cost(0, 0, 0), Measure("quality")))
 
 
 def _parse(text: str, situation: Situation) -> Rule:
@@ -121,7 +130,9 @@ def forms() -> str:
 @rule("heads=N", "when N heads have been removed")
 def heads(argument: str, situation: Situation) -> Rule:
     count = int(argument) if argument.isdecimal() and len(argument) < 10 else 0
-    if not 1 <= count <= situation.removable:
+    if count < 1:
+        raise GnormError(f"heads={argument}: N must be a whole number of heads, such as heads=5.")
+    if count > situation.removable:
         raise GnormError(f"heads={argument}: N must be from 1 to {situation.removable}, the heads that can be removed.")
     return _count_rule(f"heads={count}", count)
 
@@ -238,7 +249,8 @@ def _drop_rule(text: str, allowed: float, measure: Measure) -> Rule:
         verb = "fell" if measure.higher_is_better else "rose"
         return f"{text}: {measure.name} {verb} by more than {limit:g} in {PATIENCE} steps in a row"
 
-    return Rule(text, check, lambda history: last_within(history, allowed, measure))
+    why = f"the last one within {allowed:g} of the unpruned {measure.name.replace('_', ' ')}"
+    return Rule(text, check, lambda history: last_within(history, allowed, measure), why=why)
 
 
 def compression_rules(reached: Callable[[Step], bool], max_drop: float | None, target: str, measure: Measure) -> Rules:
@@ -262,7 +274,8 @@ def parse_drop(argument: str, measure: Measure) -> float:
     """The loss that is allowed."""
     allowed, end = _number(argument), math.inf if measure.largest is None else measure.largest
     if allowed is None or not 0 <= allowed < end:
-        raise GnormError(f"drop={argument}: D must be at least 0 and below {end:g}; drop=0.01 allows a loss of 0.01.")
+        below = "" if end == math.inf else f" and below {end:g}"
+        raise GnormError(f"drop={argument}: D must be at least 0{below}; drop=0.01 or drop=1% allows a loss of 0.01.")
     return allowed
 
 
@@ -282,6 +295,6 @@ def all_heads(argument: str, situation: Situation) -> Rule:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        return parse_number(text)
     except ValueError:
         return None

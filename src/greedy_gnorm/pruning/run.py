@@ -13,12 +13,11 @@ from greedy_gnorm.model.checkpoint import weights_fingerprint
 from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.sizes import Counts, module_counts
 from greedy_gnorm.model.surgery import remove
-from greedy_gnorm.passes.evaluation import AGREEMENT
 from greedy_gnorm.pruning.choices import Choice, find_step
 from greedy_gnorm.pruning.loop import Plan, prune_steps
 from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.shown import Shown
-from greedy_gnorm.tasks.task import TASKS
+from greedy_gnorm.tasks.task import AGREEMENT, TASKS
 from greedy_gnorm.units import KINDS, UNIT_WORDS, Latency, Measure, SiteInfo, Step, Unit, by_site, removed_by
 
 OnStep = Callable[[Step, int, int], None]
@@ -44,6 +43,8 @@ def walk(
         steps.append(step)
         if record is not None:
             record(step)
+        if sites.kept is not None:
+            sites.kept.clear()
         if on_step is not None:
             on_step(step, len(removed_by(steps)) if plan.budget is None else step.step, limit)
     return steps
@@ -73,7 +74,8 @@ class Run(Shown):
     """A finished run: all steps, the chosen one, and the model pruned to it.
 
     `test` is the quality on rows that no decision was made on, `offered` the steps that a user may prefer,
-    `predictions` what both models predict on the test rows, where a row has one class.
+    `predictions` what both models predict on the test rows, where a row has one class, `why` what distinguishes the
+    chosen step.
     """
 
     steps: list[Step]
@@ -87,6 +89,7 @@ class Run(Shown):
     test: Mapping[str, Any] | None = None
     offered: Sequence[Choice] = ()
     predictions: Mapping[str, Any] | None = None
+    why: str = "the last one"
 
     def __repr__(self) -> str:
         title = f"Run of {self.method} on {self.header['model']['name']}"
@@ -155,6 +158,7 @@ class Run(Shown):
         first, chosen = self.steps[0], self.solution
         return {
             "solution": chosen.step,
+            "why": self.why,
             "reason": self.reason,
             **unit_counts(self.header, self.removed),
             "removed": {str(site): units for site, units in by_site(self.removed).items()},

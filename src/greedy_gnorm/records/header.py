@@ -21,8 +21,8 @@ from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.sizes import parameter_count
 from greedy_gnorm.passes.processes import gather, world_size
 from greedy_gnorm.pruning.costs import Costs
-from greedy_gnorm.pruning.methods import METHODS
-from greedy_gnorm.pruning.prepare import objective_for, quality_measure, units_for
+from greedy_gnorm.pruning.methods import METHODS, objective_for
+from greedy_gnorm.pruning.prepare import quality_measure, units_for
 from greedy_gnorm.records.journal import differences, identity
 from greedy_gnorm.records.schema import SCHEMA
 from greedy_gnorm.scores import score_with

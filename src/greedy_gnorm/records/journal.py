@@ -18,6 +18,8 @@ from greedy_gnorm.units import SiteInfo, Step
 
 RUN_FILE = "run.json"
 JOURNAL_FILE = "journal.jsonl"
+EXPERIMENT_FILE = "experiment.json"
+"""The record of a comparison, which has the journals of its parts in folders of their own."""
 SEAL = "seal"
 RESOURCES = {"device", "device_map", "tokens_per_batch", "cache_memory"}
 """Settings that say where to compute and with how much memory: two runs that differ only in these are the same."""
@@ -35,22 +37,12 @@ class Journal:
     @classmethod
     def begin(cls, folder: Path, header: dict[str, Any]) -> Journal:
         """Start a run in a new or empty folder."""
-        cls.check_free(folder)
+        check_folder(folder, RUN_FILE, "run", resume=False)
         with writing_to(folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / JOURNAL_FILE).touch()
             write_json(folder / RUN_FILE, header)
         return cls(folder, header, [])
-
-    @staticmethod
-    def check_free(folder: Path) -> None:
-        """Refuse a folder that is not empty."""
-        with writing_to(folder):
-            held = {path.name for path in folder.iterdir() if not _is_unstarted(path)} if folder.exists() else set()
-        if RUN_FILE in held:
-            raise RunFolderError(f"{folder} already holds a run: continue it with --resume, or use another folder.")
-        if held:
-            raise RunFolderError(f"{folder} is not empty and holds no run: use another folder.")
 
     @classmethod
     def resume(cls, folder: Path, header: dict[str, Any]) -> Journal:
@@ -103,6 +95,16 @@ class Journal:
         """Add the outcome to run.json."""
         self.header = {**self.header, "result": dict(result)}
         write_json(self.folder / RUN_FILE, self.header)
+
+
+def check_folder(folder: Path, record: str, what: str, *, resume: bool) -> None:
+    """Refuse a folder that is not empty, unless its record shows that it holds what is to be resumed."""
+    with writing_to(folder):
+        held = {path.name for path in folder.iterdir() if not _is_unstarted(path)} if folder.exists() else set()
+    if record in held and not resume:
+        raise RunFolderError(f"{folder} already holds a {what}: continue it with --resume, or use another folder.")
+    if held and record not in held:
+        raise RunFolderError(f"{folder} is not empty and holds no {what}: use another folder.")
 
 
 def read_header(path: Path, shape: Mapping[str, Any] = schema.RUN) -> dict[str, Any]:
@@ -190,7 +192,6 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[st
 @contextmanager
 def open_journal(folder: Path, header: dict[str, Any], *, resume: bool) -> Iterator[Journal]:
     """The journal of a run in this folder, new or continued; other processes are locked out meanwhile."""
-    if not (resume and (folder / RUN_FILE).exists()):
-        Journal.check_free(folder)
+    check_folder(folder, RUN_FILE, "run", resume=resume)
     with writing_to(folder, RESUME), locked(folder):
         yield (Journal.resume if resume else Journal.begin)(folder, header)

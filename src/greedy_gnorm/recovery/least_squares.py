@@ -27,6 +27,7 @@ from greedy_gnorm.model.modes import evaluating
 from greedy_gnorm.model.sites import Site, Sites, find_sites, weight_of
 from greedy_gnorm.passes.calibration import Calibration, Sample, Target
 from greedy_gnorm.passes.processes import gather_tensors, world_size
+from greedy_gnorm.phases import counted, phase
 
 log = logging.getLogger("greedy_gnorm")
 
@@ -204,17 +205,19 @@ class Recovery:
     def _fit_layers(self, sites: Sites) -> None:
         """Fit a stack of layers from the bottom; below the lowest removed unit nothing changes."""
         lowest = next((site.index for site in sites if self._is_cut(site)), len(sites))
-        for site, samples in self.calibration.samples(sites):
-            if site.index >= lowest:
-                weight, bias = self._original(site)
-                self._fit(site, _equations(samples, weight).gathered(), weight, bias)
+        with phase("Fitting", len(sites), "map") as work:
+            for site, samples in self.calibration.samples(sites):
+                if site.index >= lowest:
+                    weight, bias = self._original(site)
+                    self._fit(site, _equations(samples, weight).gathered(), weight, bias)
+                work.advance()
 
     def _fit_shared(self, sites: Sites) -> None:
         """Fit modules that several layers share to the unpruned model's own inputs, all applications at once.
 
         The equations of all units are computed once, and each set of units takes its part of them.
         """
-        for site in sites:
+        for site in counted(sites, "Fitting", "map"):
             if self._is_cut(site):
                 if site.index not in self.shared:
                     whole, _ = _output_of(self.calibration.original[site.index])

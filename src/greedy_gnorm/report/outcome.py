@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from greedy_gnorm.comparison.analysis import EXPERIMENT_FILE, Comparison, read_comparison
-from greedy_gnorm.errors import GnormError, RunFolderError
-from greedy_gnorm.model.checkpoint import save
+from greedy_gnorm.comparison.analysis import Comparison, read_comparison
+from greedy_gnorm.errors import RunFolderError
+from greedy_gnorm.model.checkpoint import FORMATS, save
 from greedy_gnorm.model.surgery import as_plain, dense
+from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.run import Run, measure_of, sites_of
 from greedy_gnorm.records.files import locked, replace_folder, write_text, writing_to
-from greedy_gnorm.records.journal import Journal
+from greedy_gnorm.records.journal import EXPERIMENT_FILE, Journal
 from greedy_gnorm.records.predictions import write_predictions
 from greedy_gnorm.report import comparison_figures, figures
 from greedy_gnorm.report.card import model_card
@@ -36,21 +37,13 @@ from greedy_gnorm.report.writer import write_report
 from greedy_gnorm.units import Cost, Matrix, SiteInfo, Step, Unit, removed_by, unit_name
 
 FIGURES = "figures"
-FORMATS = ("pruned", "dense")
-"""How a model is saved: without the removed units, or in the original shapes with zeros for them."""
-
-
-def check_format(form: str) -> None:
-    """Refuse an unknown format of a saved model."""
-    if form not in FORMATS:
-        raise GnormError(f"Unknown format {form!r}. Choose from: {', '.join(FORMATS)}.")
 
 
 def write_outcome(run: Run, journal: Journal, form: str = FORMATS[0]) -> None:
     """The model, tables, figures and the page into the run's folder, and the result into run.json."""
     model, form = _in_form(run, form)
     sites = sites_of(run.header)
-    with replace_folder(journal.folder / "model") as folder:
+    with phase("Saving the model"), replace_folder(journal.folder / "model") as folder:
         save(model, run.tokenizer, folder)
         write_text(folder / "README.md", model_card(run, form))
     with replace_folder(journal.folder / "tables") as tables:
@@ -59,7 +52,7 @@ def write_outcome(run: Run, journal: Journal, form: str = FORMATS[0]) -> None:
         for name, (columns, cells) in _tables(run):
             write_text(tables / f"{name}.csv", as_csv(columns, cells))
             write_text(tables / f"{name}.md", as_markdown(columns, cells))
-    with replace_folder(journal.folder / FIGURES) as folder:
+    with phase("Drawing figures"), replace_folder(journal.folder / FIGURES) as folder:
         for name, figure in _figures(run.header, run.steps, run.solution.step):
             figures.save(figure, folder / name, about(run.header))
     if run.predictions is not None:
@@ -143,7 +136,7 @@ def write_comparison(
         for name, (names, cells) in comparison_tables(comparison).items():
             write_text(tables / f"{name}.csv", as_csv(names, cells))
             write_text(tables / f"{name}.md", as_markdown(names, cells))
-    with replace_folder(folder / FIGURES) as pictures:
+    with phase("Drawing figures"), replace_folder(folder / FIGURES) as pictures:
         comparison_figures.write_all(comparison, pictures)
         if gradient_changes is not None:
             head, changes = gradient_changes

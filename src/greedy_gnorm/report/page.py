@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from greedy_gnorm.comparison.analysis import EXPERIMENT_FILE, read_experiment, read_parts
+from greedy_gnorm.comparison.analysis import read_experiment, read_parts
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.pruning.choices import Choice
 from greedy_gnorm.pruning.curves import curve, knee_of, mean_over_curve
 from greedy_gnorm.pruning.run import measure_of, sites_of
-from greedy_gnorm.records.journal import RUN_FILE, Journal
+from greedy_gnorm.records.journal import EXPERIMENT_FILE, RUN_FILE, Journal
 from greedy_gnorm.records.predictions import read_predictions
 from greedy_gnorm.report.compression import (
     Kept,

@@ -21,6 +21,7 @@ from plotly.offline import get_plotlyjs
 
 from greedy_gnorm.comparison.analysis import LEGEND
 from greedy_gnorm.errors import RunFolderError
+from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.curves import knee_of
 from greedy_gnorm.pruning.methods import RANDOMS
 from greedy_gnorm.records.files import write_text, writing_to
@@ -46,9 +47,10 @@ def write_report(folders: Sequence[str | Path], out: str | Path | None = None, *
     page = read_page(paths)
     home = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.resolve() for path in paths]))
     path = Path(out) if out is not None else home / NAME
-    content = render(page, live=live)
-    with writing_to(path):
-        write_text(path, content)
+    with phase("Writing the report"):
+        content = render(page, live=live)
+        with writing_to(path):
+            write_text(path, content)
     return path
 
 

@@ -1,6 +1,7 @@
 """How important each unit is: each file holds one idea, registered by name.
 
-Scores never remove anything, and know nothing about rules, runs or files.
+Scores never remove anything, and know nothing about rules, runs or files. They can be listed and checked without torch,
+which takes seconds to load: each of them imports what it computes with when it is called.
 """
 
 # ruff: noqa: I001  (imported in the order of registration, the paper's score first)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from typing import TYPE_CHECKING
 
-from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.model.modes import frozen
-from greedy_gnorm.model.sites import Site, Sites
-from greedy_gnorm.passes.gradients import map_gradients
-from greedy_gnorm.passes.means import row_means
+from greedy_gnorm.phases import counted
 from greedy_gnorm.scores.registry import score
-from greedy_gnorm.tasks.objectives import Objective
 from greedy_gnorm.units import Scores
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from greedy_gnorm.data.batches import Batch, Batches
+    from greedy_gnorm.model.sites import Site, Sites
+    from greedy_gnorm.tasks.objectives import Objective
 
 
 @score(
@@ -26,11 +28,26 @@ from greedy_gnorm.units import Scores
 )
 def attribution(sites: Sites, batches: Batches, objective: Objective, *, steps: int = 20) -> Scores:
     """The mean over sentences of the largest entry of the head's attribution map, summed over applications."""
+    import torch
+
+    from greedy_gnorm.model.modes import frozen
+    from greedy_gnorm.passes.kept import kept_result
+    from greedy_gnorm.passes.means import row_means
+
     if steps < 1:
         raise GnormError(f"The attribution score requires at least 1 step, not {steps}.")
 
+    def at_site(site: Site, batch: Batch) -> Tensor:
+        rows = " ".join(map(str, batch.rows))
+        entries = kept_result(
+            sites,
+            f"site {site.index}, rows {rows}",
+            lambda: _largest_entries(sites, site, batch, objective, steps).tolist(),
+        )
+        return torch.tensor(entries, dtype=torch.float64)
+
     def per_row(batch: Batch) -> list[Tensor]:
-        return [_largest_entries(sites, site, batch, objective, steps) for site in sites]
+        return [at_site(site, batch) for site in counted(sites, "Integrating", "layer")]
 
     with frozen(sites.model):
         return Scores(sites.expand(row_means(sites, batches, per_row)))
@@ -38,6 +55,8 @@ def attribution(sites: Sites, batches: Batches, objective: Objective, *, steps: 
 
 def _largest_entries(sites: Sites, site: Site, batch: Batch, objective: Objective, steps: int) -> Tensor:
     """The largest attribution of each sentence and head of a site, (B, survivors), summed over applications."""
+    import torch
+
     total = torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)
     if not site.survivors:
         return total
@@ -51,7 +70,7 @@ def _largest_entries(sites: Sites, site: Site, batch: Batch, objective: Objectiv
             part = scaled.double() * gradient.double() / step
             sums = part if sums is None else sums + part
         assert sums is not None
-        total += sums.masked_fill(~real, -torch.inf).amax((2, 3)).cpu()
+        total += sums.masked_fill(~real, -math.inf).amax((2, 3)).cpu()
     return total
 
 
@@ -59,6 +78,7 @@ def _scaled_map(
     sites: Sites, site: Site, application: int, factor: float, batch: Batch, objective: Objective
 ) -> tuple[Tensor, Tensor]:
     """The attention map of all heads of a site, scaled by a factor, and its gradient."""
+    from greedy_gnorm.passes.gradients import map_gradients
 
     def change(other: Site, number: int, weights: Tensor) -> Tensor:
         return weights * factor if other is site and number == application else weights

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from transformers.pytorch_utils import Conv1D
+from typing import TYPE_CHECKING
 
-from greedy_gnorm.data.batches import Batches
-from greedy_gnorm.model.sites import Sites, weight_of
+import numpy as np
+
 from greedy_gnorm.scores.registry import score
-from greedy_gnorm.tasks.objectives import Objective
 from greedy_gnorm.units import ATTENTION, FFN, Scores
+
+if TYPE_CHECKING:
+    import torch
+
+    from greedy_gnorm.data.batches import Batches
+    from greedy_gnorm.model.sites import Sites
+    from greedy_gnorm.tasks.objectives import Objective
 
 
 @score("random", about="a uniform random number", paper="-", cost="none", kinds=(ATTENTION, FFN))
@@ -28,9 +32,10 @@ def random(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     cost="none",
     kinds=(ATTENTION, FFN),
 )
-@torch.no_grad()
 def magnitude(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The l2 norm of the unit's blocks in all projections."""
+    import torch
+
     rows = []
     for site in sites:
         linears = site.inputs
@@ -46,6 +51,10 @@ def magnitude(sites: Sites, batches: Batches, objective: Objective) -> Scores:
 
 
 def out_by_in(linear: torch.nn.Module) -> torch.Tensor:
-    """The weight of a Linear or Conv1D with its outputs as rows."""
-    weight = weight_of(linear)
+    """The weight of a Linear or Conv1D with its outputs as rows, without its graph."""
+    from transformers.pytorch_utils import Conv1D
+
+    from greedy_gnorm.model.sites import weight_of
+
+    weight = weight_of(linear).detach()
     return weight.mT if isinstance(linear, Conv1D) else weight

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.model.modes import evaluating
-from greedy_gnorm.model.sites import Site, Sites
-from greedy_gnorm.passes.maps import attention_maps
-from greedy_gnorm.passes.means import row_means
 from greedy_gnorm.scores.registry import score
-from greedy_gnorm.tasks.objectives import Objective
 from greedy_gnorm.units import Scores, Vector
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from greedy_gnorm.data.batches import Batch, Batches
+    from greedy_gnorm.model.sites import Site, Sites
+    from greedy_gnorm.tasks.objectives import Objective
+
 VARIANTS: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "A": lambda a, eps: -torch.xlogy(a, a),  # 0 log 0 is 0
-    "B": lambda a, eps: -a * torch.log(a + eps),
-    "C": lambda a, eps: -(a + eps) * torch.log(a + eps),
+    "A": lambda a, eps: -a.xlogy(a),  # 0 log 0 is 0
+    "B": lambda a, eps: -a * (a + eps).log(),
+    "C": lambda a, eps: -(a + eps) * (a + eps).log(),
 }
 
 
@@ -49,6 +48,11 @@ def confidence(sites: Sites, batches: Batches, objective: Objective) -> Scores:
 
 def _mean_over_queries(sites: Sites, batches: Batches, per_query: Callable[[Tensor, Tensor], Tensor]) -> list[Vector]:
     """The mean over sentences and tokens of `per_query(maps, key mask)`, (B, H, T), summed over applications."""
+    import torch
+
+    from greedy_gnorm.model.modes import evaluating
+    from greedy_gnorm.passes.maps import attention_maps
+    from greedy_gnorm.passes.means import row_means
 
     def per_row(batch: Batch) -> list[Tensor]:
         mask = batch.real_tokens()  # (B, T)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from greedy_gnorm.data.batches import Batches
-from greedy_gnorm.model.sites import Sites
-from greedy_gnorm.passes.gradients import NORMS, gradient_norms
 from greedy_gnorm.scores.registry import score
-from greedy_gnorm.tasks.objectives import Objective
 from greedy_gnorm.units import ATTENTION, FFN, Scores
+
+if TYPE_CHECKING:
+    from greedy_gnorm.data.batches import Batches
+    from greedy_gnorm.model.sites import Sites
+    from greedy_gnorm.tasks.objectives import Objective
 
 
 @score(
@@ -22,6 +25,8 @@ from greedy_gnorm.units import ATTENTION, FFN, Scores
 )
 def gnorm(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The product of the mean norms of the unit's gradients, ordered by the sum of their logarithms."""
+    from greedy_gnorm.passes.gradients import NORMS, gradient_norms
+
     norms = gradient_norms(sites, batches, objective)
     by_site = [np.stack([norms[name][site.index] for name in NORMS[site.kind]]) for site in sites]  # (3, heads) each
     with np.errstate(divide="ignore"):  # a head without gradient has the logarithm -inf and is removed first

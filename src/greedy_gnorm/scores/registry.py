@@ -5,16 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.errors import GnormError, NonFiniteScore
-from greedy_gnorm.model.sites import Sites
 from greedy_gnorm.registry import Registry
 from greedy_gnorm.tasks.objectives import OBJECTIVES, Objective
 from greedy_gnorm.units import ATTENTION, UNIT_WORDS, Scores, unit_name
+
+if TYPE_CHECKING:
+    from greedy_gnorm.data.batches import Batches
+    from greedy_gnorm.model.sites import Sites
 
 ScoreFunction = Callable[..., Scores]
 """f(sites, batches, objective, *, options with defaults) -> Scores."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.model.gates import gates
-from greedy_gnorm.model.sites import Sites
-from greedy_gnorm.passes.evaluation import evaluate
+from greedy_gnorm.phases import counted
 from greedy_gnorm.scores.registry import score
-from greedy_gnorm.tasks.objectives import Objective
 from greedy_gnorm.tasks.task import task_of
 from greedy_gnorm.units import Scores, Unit, Vector
+
+if TYPE_CHECKING:
+    from greedy_gnorm.data.batches import Batches
+    from greedy_gnorm.model.sites import Sites
+    from greedy_gnorm.tasks.objectives import Objective
 
 CONFIDENCE = 1.96
 """The half width of a 95 % interval of a normal distribution, in standard errors."""
@@ -31,15 +32,9 @@ CONFIDENCE = 1.96
 )
 def leave_one_out(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """Quality with all heads minus quality without this one, on the scoring rows."""
-    whole = quality_without(sites, batches, ())
-    return Scores(
-        sites.expand(
-            [
-                [whole - quality_without(sites, batches, [Unit(site.index, index)]) for index in site.survivors]
-                for site in sites
-            ]
-        )
-    )
+    whole, heads = quality_without(sites, batches, ()), sites.survivors()
+    losses = [whole - quality_without(sites, batches, [head]) for head in counted(heads, "Removing one", "head")]
+    return Scores(_as_vectors(sites, heads, np.array(losses)))
 
 
 @score(
@@ -63,7 +58,7 @@ def shapley(
     heads = sites.survivors()
     whole, empty = quality_without(sites, batches, ()), quality_without(sites, batches, heads)
     samples = np.zeros((permutations, len(heads)))
-    for sample in samples:
+    for sample in counted(list(samples), "Removing all", "permutation"):
         gone: list[Unit] = []
         before = whole
         for place in random.permutation(len(heads)):
@@ -80,6 +75,19 @@ def shapley(
 
 def quality_without(sites: Sites, batches: Batches, heads: Collection[Unit]) -> float:
     """The quality on these rows with the heads gated to zero, negated if lower is better."""
+    from greedy_gnorm.passes.kept import kept_result
+
+    name = " ".join(f"{head.site}.{head.index}" for head in sorted(heads)) or "none"
+    quality: float = kept_result(sites, f"without {name}", lambda: _quality_without(sites, batches, heads))
+    return quality
+
+
+def _quality_without(sites: Sites, batches: Batches, heads: Collection[Unit]) -> float:
+    import torch
+
+    from greedy_gnorm.model.gates import gates
+    from greedy_gnorm.passes.evaluation import evaluate
+
     values: dict[int, torch.Tensor] = {}
     for site in sites:
         gate = torch.tensor([0.0 if Unit(site.index, index) in heads else 1.0 for index in site.survivors])

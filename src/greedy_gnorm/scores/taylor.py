@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from greedy_gnorm.data.batches import Batch, Batches
-from greedy_gnorm.model.modes import frozen
-from greedy_gnorm.model.sites import Sites
-from greedy_gnorm.passes.gradients import gate_gradients, map_gradients
-from greedy_gnorm.passes.means import row_means
 from greedy_gnorm.scores.registry import score
-from greedy_gnorm.tasks.objectives import Objective
 from greedy_gnorm.units import ATTENTION, FFN, Scores, Vector
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from greedy_gnorm.data.batches import Batch, Batches
+    from greedy_gnorm.model.sites import Sites
+    from greedy_gnorm.tasks.objectives import Objective
 
 ONE_BACKWARD = "1 forward, 1 backward"
 
@@ -30,7 +30,7 @@ ONE_BACKWARD = "1 forward, 1 backward"
 )
 def michel(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The mean absolute derivative of the gate; the scores of each site are divided by their l2 norm."""
-    raw = _gate_effects(sites, batches, objective, torch.abs)
+    raw = _gate_effects(sites, batches, objective, abs)
     norms = [np.sqrt(np.nansum(np.square(vector))) for vector in raw]
     return Scores([vector / norm if norm > 0 else vector for vector, norm in zip(raw, norms, strict=True)])
 
@@ -46,7 +46,7 @@ def michel(sites: Sites, batches: Batches, objective: Objective) -> Scores:
 )
 def michel_raw(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The mean absolute derivative of the gate."""
-    return Scores(_gate_effects(sites, batches, objective, torch.abs))
+    return Scores(_gate_effects(sites, batches, objective, abs))
 
 
 @score(
@@ -60,12 +60,16 @@ def michel_raw(sites: Sites, batches: Batches, objective: Objective) -> Scores:
 )
 def fisher(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The mean squared derivative of the gate."""
-    return Scores(_gate_effects(sites, batches, objective, torch.square))
+    return Scores(_gate_effects(sites, batches, objective, lambda effect: effect.square()))
 
 
 def _gate_effects(
     sites: Sites, batches: Batches, objective: Objective, size: Callable[[Tensor], Tensor]
 ) -> list[Vector]:
+    from greedy_gnorm.model.modes import frozen
+    from greedy_gnorm.passes.gradients import gate_gradients
+    from greedy_gnorm.passes.means import row_means
+
     def per_row(batch: Batch) -> list[Tensor]:
         return [size(derivative) for derivative in gate_gradients(sites, batch, objective)]
 
@@ -82,6 +86,11 @@ def _gate_effects(
 )
 def tis(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The mean absolute inner product of the attention map and its gradient, summed over applications."""
+    import torch
+
+    from greedy_gnorm.model.modes import frozen
+    from greedy_gnorm.passes.gradients import map_gradients
+    from greedy_gnorm.passes.means import row_means
 
     def per_row(batch: Batch) -> list[Tensor]:
         maps = map_gradients(sites, batch, objective, lambda site, number, weights: weights)

@@ -1,6 +1,6 @@
 """Sequence classification: one label per row, several labels per row, or a number.
 
-scikit-learn takes a second to load, so it is imported where quality is measured.
+torch and scikit-learn take seconds to load, so they are imported where they compute.
 """
 
 from __future__ import annotations
@@ -8,13 +8,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional
 
 from greedy_gnorm.data.columns import LabelColumn
 from greedy_gnorm.data.rows import Label
@@ -25,6 +22,9 @@ from greedy_gnorm.tasks.labels import map_by_name_or_number, map_sets
 from greedy_gnorm.tasks.predictions import Predictions
 from greedy_gnorm.tasks.task import Task, register_task
 from greedy_gnorm.units import Matrix, Measure, Vector
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor, nn
 
 ACCURACY, MACRO_F1, MICRO_F1, F1, MCC, R2 = (
     Measure(name, largest=1.0) for name in ("accuracy", "macro_f1", "micro_f1", "f1", "mcc", "r2")
@@ -51,6 +51,8 @@ class SequenceTask(Task):
         return logits.ndim == 2
 
     def row_norms(self, outputs: Tensor) -> Tensor:
+        import torch
+
         norms: Tensor = torch.linalg.vector_norm(outputs, dim=-1)
         return norms
 
@@ -94,12 +96,16 @@ class SingleLabel(SequenceTask):
         return found
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        from torch.nn import functional
+
         return functional.cross_entropy(outputs, labels, reduction="none")
 
     def predicted_labels(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(-1)
 
-    def drawn_labels(self, outputs: Tensor, chance: torch.Generator) -> Tensor:
+    def drawn_labels(self, outputs: Tensor, chance: Generator) -> Tensor:
+        import torch
+
         return torch.multinomial(outputs.double().softmax(-1).cpu(), 1, generator=chance)[:, 0].to(outputs.device)
 
     def right_rows(self, statistics: Matrix, measure: str) -> NDArray[np.bool_] | None:
@@ -107,6 +113,8 @@ class SingleLabel(SequenceTask):
 
     def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Label, prediction, loss, probability of the prediction."""
+        import torch
+
         predicted, losses = outputs.argmax(-1), self.row_losses(outputs, labels)
         probabilities = outputs.softmax(-1).gather(1, predicted[:, None])[:, 0]
         return torch.stack([labels.double(), predicted.double(), losses, probabilities], dim=1)
@@ -161,16 +169,22 @@ class MultiLabel(SequenceTask):
         return map_sets(columns, self.config, settings.label_map)
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        from torch.nn import functional
+
         return functional.binary_cross_entropy_with_logits(outputs, labels.to(outputs), reduction="none").mean(-1)
 
     def predicted_labels(self, outputs: Tensor) -> Tensor:
         return (outputs > 0).to(outputs.dtype)
 
-    def drawn_labels(self, outputs: Tensor, chance: torch.Generator) -> Tensor:
+    def drawn_labels(self, outputs: Tensor, chance: Generator) -> Tensor:
+        import torch
+
         return torch.bernoulli(outputs.double().sigmoid().cpu(), generator=chance).to(outputs)
 
     def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The labels, the predictions, the loss."""
+        import torch
+
         return torch.cat([labels.double(), (outputs > 0).double(), self.row_losses(outputs, labels)[:, None]], dim=1)
 
     def measures(self, statistics: Matrix) -> Mapping[str, float]:
@@ -238,18 +252,24 @@ class Regression(SequenceTask):
         return [_numbers(column.values) if column.used else [] for column in columns]
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        from torch.nn import functional
+
         return functional.mse_loss(outputs, labels.to(outputs).view_as(outputs), reduction="none").mean(-1)
 
     def predicted_labels(self, outputs: Tensor) -> Tensor:
         return outputs.view(len(outputs))
 
-    def drawn_labels(self, outputs: Tensor, chance: torch.Generator) -> Tensor:
+    def drawn_labels(self, outputs: Tensor, chance: Generator) -> Tensor:
         """The output plus noise of unit variance, as the squared error assumes."""
+        import torch
+
         noise = torch.randn(len(outputs), generator=chance, dtype=torch.float64)
         return self.predicted_labels(outputs) + noise.to(outputs)
 
     def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Label, prediction, loss."""
+        import torch
+
         numbers = labels.double().view(len(outputs), -1)
         return torch.cat([numbers, outputs.double(), self.row_losses(outputs, labels).double()[:, None]], dim=1)
 
@@ -281,6 +301,8 @@ def class_names(config: Any) -> list[str]:
 
 def mean(values: Any) -> float:
     """The mean of a column, summed by torch to give the same digits as the mean over all rows at once."""
+    import torch
+
     return float(torch.from_numpy(values.copy()).mean())
 
 

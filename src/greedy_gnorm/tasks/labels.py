@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from greedy_gnorm.data.columns import LabelColumn
@@ -85,18 +86,31 @@ class LabelNames:
                 self.log_choice("number", {label: int(name) for label, name in wanted.items()})
             return {label: int(name) for label, name in wanted.items()}
         by_name = {label: self.number_of(name) for label, name in wanted.items()}
-        unknown = sorted(wanted[label] for label, number in by_name.items() if number is None)
+        unknown = sorted(label for label, number in by_name.items() if number is None)
         if unknown:
-            shown = sorted(used)
+            mapped = self.label_map.get(unknown[0])
+            how = "" if mapped is None else f", which the label map gives for {unknown[0]!r}"
             raise DataError(
-                f"The model does not know the label {unknown[0]!r}. "
-                f"Labels in the data: {_join(shown)}. Labels of the model: {_join(list(self.by_name))}. "
-                f"Map them with --label-map, for example {shown[0]}={next(iter(self.by_name))}."
+                f"The model does not know the label {mapped or unknown[0]!r}{how}. "
+                f"Labels in the data: {_join(sorted(used))}. Labels of the model: {_join(list(self.by_name))}. "
+                f"Map them, for example: --label-map {self.example(unknown[:4], used=by_name.values())}."
             )
         found = {label: number for label, number in by_name.items() if number is not None}
         if any(map(self.is_number, wanted.values())):
             self.log_choice("name", found)
         return found
+
+    def example(self, labels: Sequence[str], used: Collection[int | None]) -> str:
+        """A label map for these labels: to the label that each resembles, else to those that are left, in order."""
+        left = [name for name, number in self.by_name.items() if number not in used] or list(self.by_name)
+        pairs: dict[str, str] = {}
+        for label in labels:
+            alike = [name for name in left if _alike(label, name)]
+            if alike:
+                pairs[label] = alike[0]
+                left.remove(alike[0])
+        pairs |= dict(zip((label for label in labels if label not in pairs), left, strict=False))
+        return ",".join(f"{label}={pairs[label]}" for label in labels if label in pairs)
 
     def log_choice(self, how: str, table: Mapping[str, int]) -> None:
         """Log how ambiguous labels are read."""
@@ -118,6 +132,12 @@ class LabelNames:
     def number_of(self, name: str) -> int | None:
         """The model's number for a name, or None if it has no such label."""
         return self.by_name.get(name, self.by_lower.get(name.lower()))
+
+
+def _alike(label: str, name: str) -> bool:
+    """Whether one is the beginning of the other, as `neg` is of NEGATIVE, or they differ by a few letters."""
+    first, second = label.lower(), name.lower()
+    return first.startswith(second) or second.startswith(first) or bool(get_close_matches(first, [second], cutoff=0.8))
 
 
 def _join(names: Sequence[str], most: int = 30) -> str:

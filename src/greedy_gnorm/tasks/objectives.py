@@ -1,21 +1,25 @@
-"""Objectives: a differentiable number for each row, whose gradients the scores use."""
+"""Objectives: a differentiable number for each row, whose gradients the scores use.
+
+They can be listed and checked without torch, which takes seconds to load: it is imported where it computes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
-
-from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import DataError, UnsupportedModel
-from greedy_gnorm.model.modes import evaluating
 from greedy_gnorm.registry import Registry
 from greedy_gnorm.tasks.task import task_of
 
-ObjectiveFunction = Callable[[nn.Module, Batch], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from greedy_gnorm.data.batches import Batch, Batches
+
+ObjectiveFunction: TypeAlias = "Callable[[nn.Module, Batch], Tensor]"
 
 LOGITS, ANYTHING = "logits", "anything"
 """What an objective reads: the logits of one call of the model, or anything from any number of calls."""
@@ -85,7 +89,7 @@ def gold_probability(model: nn.Module, batch: Batch) -> Tensor:
 def margin(model: nn.Module, batch: Batch) -> Tensor:
     logits, labels = _classes(model, batch)
     right = logits.gather(1, labels[:, None])[:, 0]
-    others = logits.scatter(1, labels[:, None], -torch.inf)
+    others = logits.scatter(1, labels[:, None], -math.inf)
     return right - others.amax(-1)
 
 
@@ -110,6 +114,8 @@ def _class_logits(model: nn.Module, batch: Batch) -> Tensor:
     needs_reference=True,
 )
 def kl(model: nn.Module, batch: Batch) -> Tensor:
+    from torch.nn import functional
+
     logits = _class_logits(model, batch)
     assert batch.reference is not None
     reference = batch.reference.to(logits).log_softmax(-1)
@@ -118,6 +124,10 @@ def kl(model: nn.Module, batch: Batch) -> Tensor:
 
 def with_reference(model: nn.Module, batches: Batches) -> Batches:
     """The same batches with this model's outputs as the reference of each row."""
+    import torch
+
+    from greedy_gnorm.model.modes import evaluating
+
     task = task_of(model)
     with evaluating(model), torch.no_grad():
         items = tuple(replace(batch, reference=task.outputs(model, batch)) for batch in batches)

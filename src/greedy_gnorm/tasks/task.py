@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Generator, Tensor, nn
 
-from greedy_gnorm.data.batches import Batch
 from greedy_gnorm.data.columns import LabelColumn
 from greedy_gnorm.data.rows import Label
 from greedy_gnorm.errors import DataError, GnormError, UnsupportedModel
-from greedy_gnorm.registry import Registry
+from greedy_gnorm.registry import Registry, suggestion
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.predictions import Predictions
 from greedy_gnorm.units import Matrix, Measure, Vector
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor, nn
+
+    from greedy_gnorm.data.batches import Batch
 
 
 class Task(ABC):
@@ -79,6 +82,8 @@ class Task(ABC):
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """The model's output for each row; the first dimension is that of the rows."""
+        from torch import Tensor
+
         logits: Any = getattr(model(**batch.inputs), "logits", None)
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else None
         if not isinstance(logits, Tensor) or not self.has_right_shape(logits):
@@ -141,12 +146,21 @@ class Task(ABC):
         return None
 
 
+AGREEMENT = "agreement"
+"""The quality where labels are the unpruned model's predictions: the task's leading measure with these labels."""
 TASKS: Registry[type[Task]] = Registry("task")
 
 
 def register_task(task: type[Task]) -> type[Task]:
     """Register a class as a task under its name."""
     return TASKS.add(task.name, task)
+
+
+def check_metric(name: str | None) -> None:
+    """Refuse a metric that no task has, before anything is loaded."""
+    known = list(dict.fromkeys([*(each.name for task in TASKS for each in TASKS[task].metrics), AGREEMENT]))
+    if name is not None and name not in known:
+        raise GnormError(f"Unknown metric {name!r}.{suggestion(name, known)} Choose from: {', '.join(known)}.")
 
 
 def task_of(model: nn.Module) -> Task:
