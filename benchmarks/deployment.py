@@ -78,8 +78,8 @@ def compressed() -> None:
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole.onnx"
         to_onnx(model, whole)
-        for share in (0.5, 0.33):
-            pruned, path = narrowed(model, share, shape[1]), Path(folder) / f"{share}.onnx"
+        for share, multiple in ((0.5, 1), (0.33, 1), (0.5, 16), (0.33, 16)):
+            pruned, path = narrowed(model, share, shape[1], multiple), Path(folder) / f"{share}-{multiple}.onnx"
             to_onnx(pruned, path)
             rows = torch_latencies(model, pruned, [shape], seconds=30)
             rows.append(
@@ -89,10 +89,10 @@ def compressed() -> None:
             for row in rows:
                 assert row.promised is not None
                 cells.append(
-                    [f"{share:.0%}", row.runtime, str(row.threads), f"{row.promised:.2f}", f"{row.speed_up:.2f}",
-                     f"{row.speed_up / row.promised:.2f}"]
+                    [f"{share:.0%}", str(multiple), row.runtime, str(row.threads), f"{row.promised:.2f}",
+                     f"{row.speed_up:.2f}", f"{row.speed_up / row.promised:.2f}"]
                 )  # fmt: skip
-    header = ["multiplications", "runtime", "threads", "promised", "measured", "measured / promised"]
+    header = ["multiplications", "multiple of", "runtime", "threads", "promised", "measured", "measured / promised"]
     write(PAGE, "compressed", as_markdown(header, cells))
 
 

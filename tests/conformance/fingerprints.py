@@ -16,18 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from conftest import FAMILY_CONFIGS, SHARED, tiny_batch, tiny_model  # noqa: E402
+from conftest import FAMILY_CONFIGS, SHARED, both_batches, tiny_batch, tiny_model  # noqa: E402
 
 import greedy_gnorm as gg  # noqa: E402
 from greedy_gnorm.demo import prepare  # noqa: E402
 from greedy_gnorm.pruning.methods import HEADS_ONLY, METHODS  # noqa: E402
 from greedy_gnorm.pruning.run import Run  # noqa: E402
 from greedy_gnorm.records.journal import chain_seals  # noqa: E402
-from greedy_gnorm.units import removed_by  # noqa: E402
+from greedy_gnorm.settings import Settings  # noqa: E402
+from greedy_gnorm.units import Step, removed_by  # noqa: E402
 
 FILE = HERE / "fingerprints.json"
 SCORING = [tiny_batch(seed=1), tiny_batch(rows=3, seed=2, longest=7)]
@@ -49,13 +51,32 @@ def run(name: str) -> Run:
     savings = "all" if how == "all" else WITHOUT_GRAM
     if model == "minilm-tweets":
         settings = {"samples": 64, "eval_samples": 128, "stop": "heads=12", "savings": savings}
-        return gg.prune(SHARED / "models" / model, SHARED / "data" / "tweets.jsonl", **settings)
+        return on_two_sets(SHARED / "models" / model, SHARED / "data" / "tweets.jsonl", **settings)
     if model == "demo":
         assets = prepare(say=lambda line: None)
-        return gg.prune(assets.model, assets.data, stop="all", savings=savings)
+        return on_two_sets(assets.model, assets.data, stop="all", savings=savings)
     options = OPTIONS.get(METHODS[method].score)
     settings = {"eval_data": EVALUATION, "method": method, "savings": savings, "stop": "all", "score_options": options}
     return gg.prune(tiny_model(model), SCORING, **settings)
+
+
+def on_two_sets(folder: Path, data: Path, **settings: Any) -> Run:
+    """Scored on validation rows and evaluated on test rows, as 0.1.0 divided them."""
+    model, tokenizer = gg.load(folder), AutoTokenizer.from_pretrained(folder)
+    rows = {name: settings.pop(name) for name in ("samples", "eval_samples") if name in settings}
+    sets = both_batches(model, tokenizer, data, settings=Settings(**rows))
+    scoring, evaluation = ([{**batch.inputs, "labels": batch.labels} for batch in batches] for batches in sets)
+    return gg.prune(model, scoring, eval_data=evaluation, **settings)
+
+
+RECORDED = ("step", "removed", "scores", "log_scores", "parameters", "bytes", "stop")
+
+
+def as_before(step: Step) -> dict[str, Any]:
+    """What 0.1.0 recorded of a step."""
+    line = step.to_json()
+    quality = {name: line["quality"][name] for name in ("accuracy", "macro_f1", "loss")}
+    return {**{name: line[name] for name in RECORDED if name in line}, "quality": quality, "seconds": line["seconds"]}
 
 
 def fingerprint(done: Run) -> dict[str, str]:
@@ -65,7 +86,7 @@ def fingerprint(done: Run) -> dict[str, str]:
         weights = hashlib.sha256((Path(folder) / "model.safetensors").read_bytes()).hexdigest()[:16]
     order = json.dumps([list(unit) for unit in removed_by(done.steps)])
     return {
-        "seal": chain_seals(step.to_json() for step in done.steps),
+        "seal": chain_seals(as_before(step) for step in done.steps),
         "order": hashlib.sha256(order.encode()).hexdigest()[:16],
         "weights": weights,
     }

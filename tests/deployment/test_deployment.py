@@ -363,7 +363,7 @@ def test_the_card_of_a_model_from_the_hub_names_its_base(model_folder, tmp_path,
     metadata, text = card(run, tmp_path / "run")
     assert metadata["base_model"] == "some-org/bert-tiny"
     assert text.strip().startswith("# some-org/bert-tiny, pruned\n")
-    assert "<h1>some-org/bert-tiny</h1>" in (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert "<h1>some-org/bert-tiny on " in (tmp_path / "run" / "report.html").read_text("utf-8")
 
 
 # The hub

@@ -151,7 +151,7 @@ def interrupted(folder: Path) -> Any:
 
 def fail_on_the_second(error: BaseException, pause: float = 0, ranks: tuple[int, ...] = (1,)) -> None:
     """Let the third evaluation fail in these processes, and the others take their time."""
-    evaluate, count = loop.evaluate, 0
+    judge, count = loop.judge, 0
 
     def changed(*arguments: Any) -> Any:
         nonlocal count
@@ -160,21 +160,21 @@ def fail_on_the_second(error: BaseException, pause: float = 0, ranks: tuple[int,
             time.sleep(pause)
         elif count == 3:
             raise error
-        return evaluate(*arguments)
+        return judge(*arguments)
 
-    loop.evaluate = changed
+    loop.judge = changed
 
 
 def compared(folder: Path) -> Any:
     """Which heads were gone when each process evaluated: by itself, or for both of them."""
     masks: list[list[list[int]]] = []
-    evaluate = loop.evaluate
+    judge = loop.judge
 
-    def counted(sites: Any, batches: Any) -> Any:
+    def counted(sites: Any, batches: Any, measure: str) -> Any:
         masks.append([list(unit) for unit in sites.removed()])
-        return evaluate(sites, batches)
+        return judge(sites, batches, measure)
 
-    loop.evaluate = experiment.evaluate = counted
+    loop.judge = experiment.judge = counted
     with process_group(print):
         walked = gg.compare(str(folder / "model"), str(folder / "rows.jsonl"), out=folder / "two", **COMPARISON)
     return {"masks": masks, "curves": {name: len(walks) for name, walks in walked.curves.items()}}

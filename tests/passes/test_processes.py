@@ -36,7 +36,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     tiny_model("bert", num_hidden_layers=2, **LABEL_NAMES).save_pretrained(folder / "model")
     tiny_tokenizer().save_pretrained(folder / "model")
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, tiny_rows(80))))
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, tiny_rows(120))))
     return folder
 
 

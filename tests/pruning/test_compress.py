@@ -157,7 +157,7 @@ def test_no_label_is_needed(folder, tmp_path):
 def test_own_labels_beside_those_of_the_data(folder, rows):
     run = gg.compress(folder, rows, macs=0.6, labels="own", **OPTIONS)
     assert {"agreement", "accuracy", "macro_f1", "mcc", "loss"} == set(run.steps[0].quality)
-    assert set(run.test["intervals"]) == {"agreement", "accuracy"}
+    assert set(run.test["intervals"]) == {"agreement", "accuracy", "macro_f1", "mcc", "loss"}
     assert run.header["quality"] == "agreement"
 
 

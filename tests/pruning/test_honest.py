@@ -98,6 +98,8 @@ def test_the_measure_that_a_user_names(tmp_path):
         assert step.right is None, "macro F1 is no share of rows"
     assert gg.prune(model(), ROWS, metric="loss", **options).measure.higher_is_better is False
     with pytest.raises(gg.GnormError, match="metric must be one of accuracy, macro_f1, mcc, loss"):
+        gg.prune(model(), ROWS, metric="f1", **options)
+    with pytest.raises(gg.GnormError, match="Unknown metric 'f2'"):
         gg.prune(model(), ROWS, metric="f2", **options)
     bare = [{"text": row["text"]} for row in ROWS]
     with pytest.raises(gg.DataError, match="Measuring mcc requires labels"):

@@ -10,7 +10,7 @@ from conftest import tiny_config, tiny_model
 
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.tasks.classification import MultiLabel, Regression, SingleLabel
-from greedy_gnorm.tasks.intervals import paired_intervals, quality_interval, resamples
+from greedy_gnorm.tasks.intervals import change_interval, paired_intervals, quality_interval, resamples
 from greedy_gnorm.tasks.task import Task, task_of
 
 TASK = SingleLabel(tiny_config("bert"))
@@ -44,6 +44,14 @@ def test_a_change_is_paired():
     low, high = change(TASK, answers(before), answers(after), "accuracy")
     assert -0.025 < low <= high < 0.025  # unpaired it would be about 0.055 wide on each side
     assert change(TASK, answers(before), answers(before), "accuracy") == (0.0, 0.0)
+
+
+def test_a_change_of_right_rows_is_that_of_their_statistics():
+    chance = np.random.default_rng(5)
+    before, after = chance.random(300) < 0.8, chance.random(300) < 0.7
+    by_rows = change(TASK, answers(before), answers(after), "accuracy")
+    assert change_interval(before, after) == pytest.approx(by_rows, abs=0.012)
+    assert change_interval(before, before) == (0.0, 0.0)
 
 
 def test_intervals_cover_the_truth():

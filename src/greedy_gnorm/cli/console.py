@@ -27,6 +27,7 @@ from greedy_gnorm.report.tables import (
     megabytes,
     stored_precision,
     test_table,
+    with_interval,
 )
 from greedy_gnorm.report.writer import NAME
 from greedy_gnorm.units import Latency, Measure, Step, Unit, removed_by
@@ -80,9 +81,9 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
     out.print(f"The run ended after step {last}: {run.reason}.", highlight=False, soft_wrap=True)
     if not run.removed:
         out.print("No step was better than keeping every head: the saved model is the original one.", highlight=False)
-    cells = [[name, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}"] for name, (a, b) in summary["quality"].items()]
+    show_table(*quality_table(run))
     before, after = summary["parameters"]
-    cells.append(["parameters", f"{before:,}", f"{after:,}", f"{after / before - 1:+.1%}"])
+    cells = [["parameters", f"{before:,}", f"{after:,}", f"{after / before - 1:+.1%}"]]
     before, after = summary["bytes"]
     precision = stored_precision(run.header, run.steps[0])
     cells.append([f"MB ({precision.name})", megabytes(before), megabytes(after), f"{after / before - 1:+.1%}"])
@@ -90,10 +91,10 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
         before, after = summary["multiplications"]
         cells.append(["multiplications", "100%", f"{after / before:.1%}", f"{before / after:.2f} times fewer"])
     show_table(["", "before", "after", "change"], cells)
-    if run.test is not None:
-        show_table(*test_table(run.test, run.measure))
     if run.latencies:
         show_table(LATENCY_COLUMNS, [latency_cells(latency) for latency in run.latencies])
+    if drawn:
+        draw_run(run)
     if run.offered:
         rows = run.header["data"]["evaluation"]["rows"]
         name = run.measure.name.replace("_", " ")
@@ -102,8 +103,6 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
         out.print(
             f"To take one: gnorm prune --from-run {folder} --at CHOICE --out OUT", highlight=False, soft_wrap=True
         )
-    if drawn:
-        draw_run(run)
     out.print(f"{summary['steps']} steps in {duration(summary['seconds'])}.", highlight=False)
     for name, place in (
         ("Model", f"{folder / 'model'}     (gg.load({str(folder / 'model')!r}))"),
@@ -112,6 +111,20 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
         ("Report", f"{folder / NAME}     (gnorm report {folder} --open)"),
     ):
         out.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
+
+
+def quality_table(run: Run) -> tuple[list[str], list[list[str]]]:
+    """Quality before and after: on test rows, or on the rows that the step was chosen on if there are no others."""
+    if run.test is not None:
+        return test_table(run.test, run.measure)
+    rows = run.header["data"]["evaluation"]["rows"]
+    sides = [run.steps[0], run.solution]
+    cells = []
+    for name in run.steps[0].quality:
+        intervals = [step.interval if name == run.measure.name else None for step in sides]
+        values = [step.quality[name] for step in sides]
+        cells.append([name, *map(with_interval, values, intervals), f"{values[1] - values[0]:+.4f}"])
+    return [f"{rows:,} evaluation rows (95 % interval)", "before", "after", "change"], cells
 
 
 def draw_run(run: Run) -> None:

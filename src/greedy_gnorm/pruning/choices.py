@@ -9,7 +9,8 @@ from typing import Any
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.pruning.curves import knee_of
 from greedy_gnorm.pruning.rules import last_within, parse_drop
-from greedy_gnorm.units import Measure, Step, removed_by
+from greedy_gnorm.tasks.intervals import Interval, change_interval
+from greedy_gnorm.units import Measure, Step, removed_by, unpack_rows
 
 LOSSES = {"free": 0.0, "-0.5 points": 0.005, "-1 point": 0.01, "-2 points": 0.02, "-5 points": 0.05}
 """The losses that choices are named after."""
@@ -73,6 +74,16 @@ def choose(steps: Sequence[Step], measure: Measure, *, fastest: bool) -> list[Ch
         if place:  # the unpruned model is no choice
             found.setdefault(place, choice)
     return list(found.values())
+
+
+def change_of(steps: Sequence[Step], place: int, rows: int) -> Interval | None:
+    """The paired 95 % interval of a step's change from the unpruned model, where it is known which rows were right."""
+    before, after = steps[0].right, steps[place].right
+    return (
+        None
+        if before is None or after is None
+        else change_interval(unpack_rows(before, rows), unpack_rows(after, rows))
+    )
 
 
 def find_step(steps: Sequence[Step], wanted: int | str, measure: Measure) -> int:

@@ -93,7 +93,7 @@ def prune_steps(sites: Sites, plan: Plan, history: Sequence[Step] = ()) -> Itera
         if plan.recovery is not None:
             with _timed(seconds, "recover"):
                 plan.recovery(sites)
-        step = _measure_step(sites, plan, number, units, scores, seconds)
+        step = _as_recorded(_measure_step(sites, plan, number, units, scores, seconds), steps[0])
         reason = plan.rules.check([*steps, step])
         if reason is None and not _more_to_remove(sites, plan, scores.without(units)):
             reason = f"no {'head' if plan.budget is None else 'unit'} is left to remove"
@@ -150,6 +150,18 @@ def _measure_step(
         )
     cost = plan.costs.of(sites)
     return Step(number, removed, scores, found.quality, cost, seconds, None, found.interval, found.right)
+
+
+def _as_recorded(step: Step, first: Step) -> Step:
+    """A step with what the first one of its run has: an older version that began the run recorded less."""
+    work = None if first.cost.multiplications is None else step.cost.multiplications
+    return replace(
+        step,
+        quality={name: step.quality[name] for name in first.quality},
+        cost=replace(step.cost, multiplications=work),
+        interval=None if first.interval is None else step.interval,
+        right=None if first.right is None else step.right,
+    )
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from greedy_gnorm.pruning.choices import Choice
+from greedy_gnorm.pruning.choices import Choice, change_of
 from greedy_gnorm.report.page import PageRun
 from greedy_gnorm.report.page_tables import signed
 from greedy_gnorm.report.tables import in_words, megabytes, take_option, with_interval
@@ -54,8 +54,16 @@ def _row(run: PageRun, measure: Measure, place: int, choice: Choice | None) -> C
         megabytes(step.bytes),
         str(speed) if place and speed else "",
         with_interval(measure.of(step), interval),
-        signed(measure.of(step) - measure.of(run.steps[0]), measure) if place else "",
+        _change(run, measure, place) if place else "",
     ]
     if choice is not None:
         return ChoiceRow(choice.name, place, cells, take_option(choice), place == run.solution)
     return ChoiceRow(SOLUTION if place else "unpruned", place, cells, f"--at-step {place}", place > 0)
+
+
+def _change(run: PageRun, measure: Measure, place: int) -> str:
+    """The change from the unpruned model, with its paired interval where that is known."""
+    change = signed(measure.of(run.steps[place]) - measure.of(run.steps[0]), measure)
+    around = change_of(run.steps, place, run.journal.header["data"]["evaluation"]["rows"])
+    # A loss stays marked as one
+    return change if around is None else type(change)(f"{change} ({around[0]:+.4f} to {around[1]:+.4f})")

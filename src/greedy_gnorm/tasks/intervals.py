@@ -39,6 +39,16 @@ def paired_intervals(task: Task, before: Matrix, after: Matrix) -> dict[str, dic
     return found
 
 
+def change_interval(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Interval:
+    """The interval of the change of a share of rows that are right, by a paired bootstrap over rows."""
+    change = after.astype(np.int64) - before
+    kinds = np.array([-1, 0, 1])
+    counts = np.random.default_rng(0).multinomial(
+        len(change), [(change == kind).mean() for kind in kinds], size=RESAMPLES
+    )  # as rows drawn with replacement
+    return middle(counts @ kinds / len(change))
+
+
 def wilson(right: int, rows: int) -> Interval:
     """Wilson's interval of a share."""
     share, square = right / rows, QUANTILE**2 / rows
