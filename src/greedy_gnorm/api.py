@@ -13,6 +13,7 @@ from greedy_gnorm.comparison.experiment import OnPartStep, run_experiment
 from greedy_gnorm.data.loading import scoring_batches
 from greedy_gnorm.deployment.speed import torch_latencies
 from greedy_gnorm.model.checkpoint import FORMATS, check_format, load_tokenizer, weights_fingerprint
+from greedy_gnorm.model.modes import gradient_mode_restored
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import with_drawn_labels
 from greedy_gnorm.passes.gradients import gradient_change
@@ -41,6 +42,7 @@ from greedy_gnorm.tasks.task import task_of
 from greedy_gnorm.units import Scores, removed_by
 
 
+@gradient_mode_restored()
 def score(
     model: Any,
     data: Any,

@@ -16,6 +16,7 @@ from greedy_gnorm.deployment import hub
 from greedy_gnorm.deployment.speed import torch_latencies
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import check_format
+from greedy_gnorm.model.modes import gradient_mode_restored
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import row_statistics, tested
 from greedy_gnorm.passes.predictions import MOST_EXAMPLES, compared_predictions
@@ -43,6 +44,7 @@ from greedy_gnorm.tasks.task import task_of
 from greedy_gnorm.units import Latency, Measure, Step
 
 
+@gradient_mode_restored()
 def perform(
     command: str,
     given: Settings,

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+import sklearn.metrics  # noqa: F401 (loading it draws random numbers)
 import torch
 from conftest import tiny_model, tiny_rows, tiny_tokenizer
 

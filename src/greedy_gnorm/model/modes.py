@@ -34,6 +34,16 @@ def frozen(model: nn.Module) -> Iterator[None]:
                 parameter.requires_grad_(requires_grad)
 
 
+@contextmanager
+def gradient_mode_restored() -> Iterator[None]:
+    """Leaves torch's gradient mode as it was, even if an interruption hits an inner context while that is ending."""
+    enabled = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(enabled)
+
+
 def without_gradients(model: nn.Module) -> AbstractContextManager[None]:
     """Inference mode; no_grad if weights are offloaded, because accelerate would load them as inference tensors."""
     offloaded = any(parameter.is_meta for parameter in model.parameters())
