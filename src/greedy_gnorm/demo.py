@@ -88,6 +88,10 @@ def prepare(
     return _assets(home)
 
 
+MODEL, DATA = "languages-classifier", "languages.jsonl"
+"""What the model's folder and the file of sentences are called, in titles too."""
+
+
 def _split(pairs: Sentences, seed: int) -> list[Row]:
     """Split each language's sentences: 70 % train, 15 % validation, 15 % test."""
     rng = random.Random(seed)
@@ -111,8 +115,8 @@ def _fingerprint(pairs: Sentences, seed: int, recipe: Recipe) -> str:
 
 def _complete(home: Path) -> bool:
     """Whether a cache folder has all files."""
-    files = "demo.json", "data.jsonl", "model/config.json", "model/model.safetensors", "model/tokenizer.json"
-    return all((home / name).is_file() for name in files)
+    model = (home / MODEL / name for name in ("config.json", "model.safetensors", "tokenizer.json"))
+    return all(path.is_file() for path in (home / "demo.json", home / DATA, *model))
 
 
 def _move(built: Path, home: Path) -> None:
@@ -129,7 +133,7 @@ def _move(built: Path, home: Path) -> None:
 def _assets(home: Path) -> DemoAssets:
     """The assets in a complete cache folder."""
     accuracy = json.loads((home / "demo.json").read_text(encoding="utf-8"))["accuracy"]
-    return DemoAssets(home / "model", home / "data.jsonl", float(accuracy))
+    return DemoAssets(home / MODEL, home / DATA, float(accuracy))
 
 
 def _build(home: Path, rows: list[Row], seed: int, recipe: Recipe, say: Callable[[str], None]) -> None:
@@ -144,10 +148,10 @@ def _build(home: Path, rows: list[Row], seed: int, recipe: Recipe, say: Callable
         _train(model, examples["train"], examples["validation"], random.Random(seed), recipe, say)
     accuracy = _accuracy(model, examples["test"])
     say(f"test accuracy {accuracy:.4f}")
-    model.save_pretrained(home / "model")
-    tokenizer.save_pretrained(home / "model")
+    model.save_pretrained(home / MODEL)
+    tokenizer.save_pretrained(home / MODEL)
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    (home / "data.jsonl").write_text("".join(lines), encoding="utf-8")
+    (home / DATA).write_text("".join(lines), encoding="utf-8")
     record = {"accuracy": accuracy, "seed": seed, "recipe": asdict(recipe)}
     (home / "demo.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 

@@ -26,6 +26,7 @@ from greedy_gnorm.report.tables import (
     latency_cells,
     megabytes,
     stored_precision,
+    take_option,
     test_table,
     with_interval,
 )
@@ -100,9 +101,8 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
         name = run.measure.name.replace("_", " ")
         out.print(f"Choices, by {name} on the {rows:,} rows that a step is chosen on:", highlight=False)
         show_table(*choices_table(run.offered, run.steps[0], run.measure))
-        out.print(
-            f"To take one: gnorm prune --from-run {folder} --at CHOICE --out OUT", highlight=False, soft_wrap=True
-        )
+        take = f"gnorm prune --from-run {folder} {take_option(run.offered[0])} --out OUT"
+        out.print(f"To take one: {take}", highlight=False, soft_wrap=True)
     out.print(f"{summary['steps']} steps in {duration(summary['seconds'])}.", highlight=False)
     for name, place in (
         ("Model", f"{folder / 'model'}     (gg.load({str(folder / 'model')!r}))"),

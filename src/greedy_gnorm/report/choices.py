@@ -66,4 +66,4 @@ def _change(run: PageRun, measure: Measure, place: int) -> str:
     change = signed(measure.of(run.steps[place]) - measure.of(run.steps[0]), measure)
     around = change_of(run.steps, place, run.journal.header["data"]["evaluation"]["rows"])
     # A loss stays marked as one
-    return change if around is None else type(change)(f"{change} ({around[0]:+.4f} to {around[1]:+.4f})")
+    return change if around is None else type(change)(f"{change} ({around[0]:+.3f} to {around[1]:+.3f})")
