@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import binomtest
 
 from greedy_gnorm.comparison.analysis import Comparison, read_comparison, read_parts, step_at_work
 from greedy_gnorm.pruning.budget import COMPARED
 from greedy_gnorm.report.tables import as_markdown
+from greedy_gnorm.tasks.intervals import wilson
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "benchmarks"))
@@ -32,8 +32,8 @@ def table(comparison: Comparison, rows: int) -> str:
         line = [method, str(len(walks))]
         for share in COMPARED:
             value = float(np.mean([measure.of(step_at_work(walk, share)) for walk in walks]))
-            interval = binomtest(round(value * rows), rows).proportion_ci(0.95, method="wilson")
-            line.append(f"{100 * value:.1f} ({100 * interval.low:.1f} to {100 * interval.high:.1f})")
+            low, high = wilson(round(value * rows), rows)
+            line.append(f"{100 * value:.1f} ({100 * low:.1f} to {100 * high:.1f})")
         cells.append(line)
     head = f"Unpruned {100 * measure.of(first):.2f} on {rows:,} rows.\n\n"
     return head + as_markdown(["method", "runs", *(f"{share:.0%}" for share in COMPARED)], cells)
