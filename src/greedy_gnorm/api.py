@@ -20,7 +20,7 @@ from greedy_gnorm.passes.gradients import gradient_change
 from greedy_gnorm.passes.processes import is_first, shard, world_size
 from greedy_gnorm.phases import phase
 from greedy_gnorm.progress import followed
-from greedy_gnorm.pruning.choices import find_step
+from greedy_gnorm.pruning.choices import Choice
 from greedy_gnorm.pruning.methods import GREEDY, JOINT, check_joint, resolve_score
 from greedy_gnorm.pruning.prepare import (
     copy_sharing_weights,
@@ -30,7 +30,7 @@ from greedy_gnorm.pruning.prepare import (
     savings_for,
     working_copy,
 )
-from greedy_gnorm.pruning.run import OnStep, Run, at_step, measure_of, units_of
+from greedy_gnorm.pruning.run import OnStep, Run, at_step, step_named, units_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
 from greedy_gnorm.records.kept import keeping_scores
@@ -354,12 +354,12 @@ def take_step(
 ) -> Run:
     """Write the model that the run in `folder` had after `step`, with its record up to there, to the folder `out`.
 
-    `step` is a number, or "drop=0.01", "free" or "knee" for the step that the run's curve has there. `model` is the
-    folder of the run's model, if it was moved; the rest is as for `prune`.
+    `step` is a number, or "drop=0.01", "free", "knee" or "fastest" for the step that the run's curve has there. `model`
+    is the folder of the run's model, if it was moved; the rest is as for `prune`.
     """
     check_format(format)
     journal = Journal.read(Path(folder))
-    step, last = find_step(journal.steps, step, measure_of(journal.header)), len(journal.steps) - 1
+    step, last = step_named(journal.header, journal.steps, step), len(journal.steps) - 1
     source = unpruned_source(journal, model)
     with phase("Loading the model"):
         whole = load_unpruned(journal, source, trust_remote_code=trust_remote_code)
@@ -376,7 +376,13 @@ def take_step(
             taken.append(each)
         with phase("Measuring speed"):
             times = torch_latencies(whole, pruned) if latency else []
-        run = Run(steps, steps[-1], pruned, tokenizer, taken.header, whole, times, recovery)
+        result = journal.header.get("result", {})
+        offered = [Choice.from_json(each) for each in result.get("choices", []) if each["step"] <= step]
+        test = result.get("test") if step == result.get("solution") else None
+        why = f"taken from {folder}, which has {last} steps"
+        run = Run(
+            steps, steps[-1], pruned, tokenizer, taken.header, whole, times, recovery, test, offered, why=why
+        )  # fmt: skip
         from greedy_gnorm.report.outcome import write_outcome  # loads matplotlib, which only this needs
 
         write_outcome(run, taken, format)

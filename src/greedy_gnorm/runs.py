@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from greedy_gnorm.data.batches import Batches
-from greedy_gnorm.data.sets import CALIBRATION, EVALUATION, warn_of_few_rows
+from greedy_gnorm.data.sets import CALIBRATION, EVALUATION, TEST, warn_of_few_rows
 from greedy_gnorm.deployment import hub
 from greedy_gnorm.deployment.speed import torch_latencies
 from greedy_gnorm.errors import GnormError
@@ -83,7 +83,10 @@ def perform(
         record = None if journal is None else journal.append
         if journal is not None and world_size() == 1:
             prepared.sites.kept = KeptScoring(journal.folder)
-        evaluation = prepared.rows[EVALUATION][1]
+        evaluation, reported = (prepared.rows[use][1] if use in prepared.rows else None for use in (EVALUATION, TEST))
+        assert evaluation is not None
+        if reported is not None and is_first():
+            warn_of_few_rows(reported.rows, "test")
 
         def observe(step: Step, gone: int, limit: int) -> None:
             if step.step == 0 and is_first():
@@ -100,9 +103,9 @@ def perform(
         del prepared
         timed = measure_speed and journal is not None and given.device_map is None
         latencies = _latencies(unpruned, steps, chosen, given, units) if timed else []
-        choices = choose(steps, measure_of(header), fastest=budgeted)
+        choices = choose(steps, measure_of(header), evaluation.rows, fastest=budgeted)
         if timed and is_first():
-            choices = _timed_choices(choices, unpruned, steps, given, units)
+            choices = _timed_choices(choices, unpruned, steps, given, units, {chosen: latencies})
         pruned = at_step(unpruned, steps, chosen, units, recovery)
         if recovery is not None:
             recovery.calibration.clear()  # gigabytes on disk, and computed again when another step is rebuilt
@@ -124,7 +127,7 @@ def perform(
 
 def _warn_of_doubts(model: Any, evaluation: Batches, step: Step) -> None:
     """Warn about rows and models for which the quality before pruning says little."""
-    warn_of_few_rows(evaluation)
+    warn_of_few_rows(evaluation.rows)
     if "labels" in evaluation.judged_by:
         labels = [label for batch in evaluation for label in ([] if batch.labels is None else batch.labels.tolist())]
         for sentence in task_of(model).doubts(labels, step.quality):
@@ -184,14 +187,22 @@ def _latencies(model: Any, steps: Sequence[Step], chosen: int, given: Settings, 
 
 
 def _timed_choices(
-    choices: Sequence[Choice], model: Any, steps: Sequence[Step], given: Settings, units: str
+    choices: Sequence[Choice],
+    model: Any,
+    steps: Sequence[Step],
+    given: Settings,
+    units: str,
+    known: Mapping[int, Sequence[Latency]],
 ) -> list[Choice]:
-    """The choices with their measured speed, each timed in turn with the unpruned model."""
+    """The choices with their measured speed, each timed in turn with the unpruned model unless it is `known`."""
     before = on_device(model, given)
     shapes = possible(before, _shapes(given))[-1:]
     timed = []
     for choice in counted(choices, "Measuring speed", "choice"):
-        for latency in torch_latencies(before, at_step(before, steps, choice.step, units), shapes, seconds=1.0):
+        found = known.get(choice.step)
+        if found is None:
+            found = torch_latencies(before, at_step(before, steps, choice.step, units), shapes, seconds=1.0)
+        for latency in found[-1:]:
             choice = replace(choice, measured=latency.speed_up, milliseconds=latency.after_ms)
         timed.append(choice)
     return timed

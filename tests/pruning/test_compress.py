@@ -174,7 +174,7 @@ def test_choices_are_the_smallest_steps_within_a_loss():
         Step(place, (), None, {"accuracy": quality}, Cost(100 - place, 400 - place, 1000 - 100 * place), {})
         for place, quality in enumerate(qualities)
     ]
-    chosen = choose(steps, Measure("accuracy", True, 1.0), fastest=True)
+    chosen = choose(steps, Measure("accuracy", True, 1.0), 10, fastest=True)
     assert [(choice.name, choice.step) for choice in chosen] == [
         ("free", 3), ("-1 point", 4), ("-2 points", 5), ("fastest", 6),
     ]  # fmt: skip

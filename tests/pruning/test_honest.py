@@ -14,6 +14,7 @@ import greedy_gnorm as gg
 from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.data.sets import compared_rows, divided_rows
 from greedy_gnorm.records.journal import Journal
+from greedy_gnorm.report.tables import take_name
 from greedy_gnorm.runs import _warn_of_other_losses
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.intervals import wilson
@@ -82,9 +83,12 @@ def test_a_step_by_what_it_loses(finished, tmp_path):
         assert choice.interval == run.steps[choice.step].interval
         assert choice.promised > 1
     place = next(iter(choices.values())).step
-    name = {"free": "free", "-0.5 points": "drop=0.005", "-1 point": "drop=0.01"}.get(next(iter(choices)), "knee")
+    name = take_name(next(iter(choices.values())))
     taken = gg.take_step(out, name, out=tmp_path / "taken", latency=False)
     assert taken.solution.step == place
+    assert "taken from" in taken.why
+    assert taken.choices() == [choice for choice in run.choices() if choice.step <= place]
+    assert (taken.test == run.test) == (place == run.solution.step)
     assert sum(p.numel() for p in run.at(name).parameters()) == sum(p.numel() for p in taken.model.parameters())
 
 
@@ -151,6 +155,8 @@ def test_little_data_is_divided_in_two_and_told():
     with pytest.warns(UserWarning, match="Only 15 evaluation rows") as caught:
         run = gg.prune(model(), tiny_rows(30), **options)
     assert any("quality reported on the same 15 rows" in str(each.message) for each in caught)
+    with pytest.warns(UserWarning, match="Only 50 test rows"):
+        gg.prune(model(), ROWS, **options)
     assert run.test is None
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from conftest import shared
 
@@ -12,7 +14,7 @@ import greedy_gnorm as gg
 from greedy_gnorm.pruning.choices import LOSSES, Choice, choose, find_step
 from greedy_gnorm.pruning.curves import knee
 from greedy_gnorm.pruning.rules import RULES, Situation, compression_rules, parse_rules
-from greedy_gnorm.units import Cost, Measure, Step, Unit
+from greedy_gnorm.units import Cost, Measure, Step, Unit, pack_rows
 
 SITUATION = Situation(
     12, 12, Cost(1000, multiplications=1000), Cost(400, multiplications=400), Measure("accuracy", largest=1.0)
@@ -131,21 +133,45 @@ def test_a_dip_does_not_end_a_run():
 def test_choices_and_steps_by_name():
     steps = walked([0.9, 0.91, 0.896, 0.892, 0.88, 0.86, 0.7, 0.7, 0.7])
     measure = SITUATION.measure
-    choices = choose(steps, measure, fastest=False)
+    choices = choose(steps, measure, 10, fastest=False)
     assert {choice.name: choice.step for choice in choices} == {
-        "free": 1, "-0.5 points": 2, "-1 point": 3, "-2 points": 4, "-5 points": 5
+        "free": 1, "-0.5 points": 2, "-1 point": 3, "-2 points": 4, "-5 points, knee": 5
     }  # fmt: skip
     assert [choice.removed for choice in choices] == [1, 2, 3, 4, 5]
     assert choices[-1].promised == pytest.approx(1000 / 750)
-    assert choose(steps, measure, fastest=True)[-1].name == "fastest"
+    assert choose(steps, measure, 10, fastest=True)[-1].name == "fastest"
+
+    def found(wanted, fastest=False):
+        return find_step(steps, wanted, measure, 10, fastest=fastest)
+
     for choice in choices:
-        named = "free" if choice.name == "free" else f"drop={LOSSES[choice.name]}"
-        assert find_step(steps, named, measure) == find_step(steps, choice.step, measure) == choice.step
-    assert find_step(steps, "knee", measure) == 5
+        named = "free" if choice.name == "free" else f"drop={LOSSES[choice.name.split(',')[0]]}"
+        assert found(named) == found(choice.step) == choice.step
+    assert (found("knee"), found("fastest", fastest=True)) == (5, 8)
     assert Choice.from_json(choices[0].to_json()) == choices[0]
-    for wrong, message in ((9, "steps 0 to 8"), ("drop=2", "below 1"), ("best", "'drop=0.01', 'free' or 'knee'")):
+    for wrong, message in (
+        (9, "steps 0 to 8"), ("drop=2", "below 1"), ("best", "'free' or 'knee'"), (1.5, "give its number"),
+        ("fastest", "'free' or 'knee'"),
+    ):  # fmt: skip
         with pytest.raises(gg.GnormError, match=message):
-            find_step(steps, wrong, measure)
+            found(wrong)
+    with pytest.raises(gg.GnormError, match="'free' or 'fastest'"):
+        found("knee", fastest=True)
+
+
+def test_a_loss_that_can_not_be_measured_is_free():
+    """Four of 1,000 rows are lost, and two are won: within half a point, and the paired interval reaches zero."""
+    rows = 1000
+    before = np.arange(rows) < 900
+    noise, loss = before.copy(), before.copy()
+    noise[:4], noise[-2:], loss[:4] = False, True, False
+    qualities = [0.9, 0.898, 0.896]
+    steps = [
+        replace(step, right=pack_rows(right))
+        for step, right in zip(walked(qualities), (before, noise, loss), strict=True)
+    ]
+    assert find_step(steps, "free", SITUATION.measure, rows, fastest=False) == 1
+    assert choose(steps, SITUATION.measure, rows, fastest=False)[0].name == "free"
 
 
 @pytest.mark.parametrize(("model", "heads"), [("bert", 116), ("albert", 36), ("roberta", 268), ("xlm-roberta", 105)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -101,14 +102,15 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
         name = run.measure.name.replace("_", " ")
         out.print(f"Choices, by {name} on the {rows:,} rows that a step is chosen on:", highlight=False)
         show_table(*choices_table(run.offered, run.steps[0], run.measure))
-        take = f"gnorm prune --from-run {folder} {take_option(run.offered[0])} --out OUT"
+        take = f"gnorm prune --from-run {shlex.quote(str(folder))} {take_option(run.offered[0])} --out OUT"
         out.print(f"To take one: {take}", highlight=False, soft_wrap=True)
     out.print(f"{summary['steps']} steps in {duration(summary['seconds'])}.", highlight=False)
+    curve_files = folder / "figures" / "curve.png", folder / "tables" / "curve.csv"
     for name, place in (
         ("Model", f"{folder / 'model'}     (gg.load({str(folder / 'model')!r}))"),
         ("Journal", f"{folder / 'journal.jsonl'}, {folder / 'run.json'}"),
-        ("Curve", f"{folder / 'figures' / 'curve.png'}, {folder / 'tables' / 'curve.csv'}"),
-        ("Report", f"{folder / NAME}     (gnorm report {folder} --open)"),
+        ("Curve", ", ".join(str(path) for path in curve_files if path.exists())),
+        ("Report", f"{folder / NAME}     (gnorm report {shlex.quote(str(folder))} --open)"),
     ):
         out.print(f"{name:9}{place}", highlight=False, soft_wrap=True)
 

@@ -16,7 +16,7 @@ from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.encoding import encode
 from greedy_gnorm.data.loading import both_rows, is_ready
 from greedy_gnorm.data.rows import Row
-from greedy_gnorm.data.sets import calibration_batches, compared_rows
+from greedy_gnorm.data.sets import calibration_batches, compared_rows, warn_of_few_rows
 from greedy_gnorm.data.splits import sampled, warn_of_overlap
 from greedy_gnorm.errors import DataError
 from greedy_gnorm.model.sites import Sites, find_sites
@@ -281,6 +281,8 @@ def _bench(
     device = device_for(given)
     sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given)), units)
     evaluation = encode(rows, model, tokenizer, given, "evaluation").to(device)
+    if is_first():
+        warn_of_few_rows(evaluation.rows)
     if given.labels == "own":
         evaluation = with_predictions(sites.model, evaluation)
     described = {"evaluation": (data if eval_data is None else eval_data, evaluation)}

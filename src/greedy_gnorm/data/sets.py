@@ -187,11 +187,11 @@ FEW = 100
 """Fewer evaluation rows than this say little: the interval of a share is then up to 20 points wide."""
 
 
-def warn_of_few_rows(evaluation: Batches) -> None:
+def warn_of_few_rows(rows: int, word: str = "evaluation") -> None:
     """Warn if quality is measured on so few rows that a difference of some points is noise."""
-    if evaluation.rows < FEW:
+    if rows < FEW:
         warnings.warn(
-            f"Only {evaluation.rows} evaluation rows: a difference of some points is noise. Give {FEW} or more.",
+            f"Only {rows} {word} rows: a difference of some points is noise. Give {FEW} or more.",
             stacklevel=3,
         )
 

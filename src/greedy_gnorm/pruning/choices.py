@@ -8,13 +8,16 @@ from typing import Any
 
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.pruning.curves import knee_of
-from greedy_gnorm.pruning.rules import last_within, parse_drop
+from greedy_gnorm.pruning.rules import last_while, last_within, parse_drop, within_drop
 from greedy_gnorm.tasks.intervals import Interval, change_interval
 from greedy_gnorm.units import Measure, Step, removed_by, unpack_rows
 
-LOSSES = {"free": 0.0, "-0.5 points": 0.005, "-1 point": 0.01, "-2 points": 0.02, "-5 points": 0.05}
+FREE = "free"
+LOSSES = {FREE: 0.0, "-0.5 points": 0.005, "-1 point": 0.01, "-2 points": 0.02, "-5 points": 0.05}
 """The losses that choices are named after."""
-KNEE, FASTEST = "knee", "fastest"
+KNEE, FASTEST, AND = "knee", "fastest", ", "
+NOT_MEASURABLE = 0.005
+"""A loss of at most this is free if its paired interval reaches zero."""
 
 
 @dataclass(frozen=True)
@@ -53,48 +56,64 @@ class Choice:
         return self.measured or self.promised
 
 
-def choose(steps: Sequence[Step], measure: Measure, *, fastest: bool) -> list[Choice]:
-    """The smallest step within each loss, the knee, and the last step if `fastest`.
+def choose(steps: Sequence[Step], measure: Measure, rows: int, *, fastest: bool) -> list[Choice]:
+    """The smallest step within each loss, the knee, or instead of it the last step if `fastest`.
 
-    A step that several names share has the first of them.
+    Quality was measured on so many `rows`. A step that several names share has all of them.
     """
-    named = {name: last_within(steps, loss, measure) for name, loss in LOSSES.items()}
+    named = {name: _last_within(steps, name, measure, rows) for name in LOSSES}
     named |= {FASTEST: len(steps) - 1} if fastest else {KNEE: knee_of(steps, measure)}
-    first = steps[0].cost
-    found: dict[int, Choice] = {}
+    names: dict[int, list[str]] = {}
     for name, place in named.items():
-        step, promised = steps[place], None
-        if first.milliseconds and step.cost.milliseconds:
-            promised = first.milliseconds / step.cost.milliseconds
-        elif first.multiplications and step.cost.multiplications:
-            promised = first.multiplications / step.cost.multiplications
-        gone = len(removed_by(steps[: place + 1]))
-        size = step.parameters, step.bytes, step.cost.multiplications
-        choice = Choice(name, place, measure.of(step), *size, promised=promised, removed=gone, interval=step.interval)
-        if place:  # the unpruned model is no choice
-            found.setdefault(place, choice)
-    return list(found.values())
+        if place and not (name in LOSSES and place in names):  # the unpruned model is no choice
+            names.setdefault(place, []).append(name)
+    return [_choice(steps, place, AND.join(each), measure) for place, each in names.items()]
+
+
+def _choice(steps: Sequence[Step], place: int, name: str, measure: Measure) -> Choice:
+    step, first, promised = steps[place], steps[0].cost, None
+    if first.milliseconds and step.cost.milliseconds:
+        promised = first.milliseconds / step.cost.milliseconds
+    elif first.multiplications and step.cost.multiplications:
+        promised = first.multiplications / step.cost.multiplications
+    gone = len(removed_by(steps[: place + 1]))
+    size = step.parameters, step.bytes, step.cost.multiplications
+    return Choice(name, place, measure.of(step), *size, promised=promised, removed=gone, interval=step.interval)
+
+
+def _last_within(steps: Sequence[Step], name: str, measure: Measure, rows: int) -> int:
+    """The last step within the loss of this name; a loss that is not measurable is as good as none."""
+    if name != FREE:
+        return last_within(steps, LOSSES[name], measure)
+
+    def holds(place: int) -> bool:
+        if within_drop(steps[place], steps, 0.0, measure):
+            return True
+        change = change_of(steps, place, rows)
+        return change is not None and change[1] >= 0 and within_drop(steps[place], steps, NOT_MEASURABLE, measure)
+
+    return last_while(steps, holds)
 
 
 def change_of(steps: Sequence[Step], place: int, rows: int) -> Interval | None:
     """The paired 95 % interval of a step's change from the unpruned model, where it is known which rows were right."""
     before, after = steps[0].right, steps[place].right
-    return (
-        None
-        if before is None or after is None
-        else change_interval(unpack_rows(before, rows), unpack_rows(after, rows))
-    )
+    if before is None or after is None:
+        return None
+    return change_interval(unpack_rows(before, rows), unpack_rows(after, rows))
 
 
-def find_step(steps: Sequence[Step], wanted: int | str, measure: Measure) -> int:
-    """The number of a step: itself, or the one that `drop=0.01`, `free`, `knee` or another choice names."""
+def find_step(steps: Sequence[Step], wanted: Any, measure: Measure, rows: int, *, fastest: bool) -> int:
+    """The number of a step: itself, or the one that `drop=0.01`, `free`, `knee` or `fastest` names."""
     if isinstance(wanted, int):
         if not 0 <= wanted < len(steps):
             raise GnormError(f"There is no step {wanted}: the run has steps 0 to {len(steps) - 1}.")
         return wanted
-    if wanted == KNEE:
-        return knee_of(steps, measure)
-    if wanted in LOSSES or wanted.startswith("drop="):
-        loss = LOSSES[wanted] if wanted in LOSSES else parse_drop(wanted.removeprefix("drop="), measure)
-        return last_within(steps, loss, measure)
-    raise GnormError(f"Can't find the step {wanted!r}: give its number, 'drop=0.01', 'free' or 'knee'.")
+    if wanted == FREE:
+        return _last_within(steps, FREE, measure, rows)
+    if isinstance(wanted, str) and wanted.startswith("drop="):
+        return last_within(steps, parse_drop(wanted.removeprefix("drop="), measure), measure)
+    last = FASTEST if fastest else KNEE
+    if wanted == last:
+        return len(steps) - 1 if fastest else knee_of(steps, measure)
+    raise GnormError(f"Can't find the step {wanted!r}: give its number, 'drop=0.01', 'free' or '{last}'.")

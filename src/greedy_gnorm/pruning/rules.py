@@ -229,9 +229,14 @@ EXPLORED = 0.05
 
 def last_within(history: History, allowed: float, measure: Measure) -> int:
     """The last step that loses at most so much, before more is lost in PATIENCE steps in a row."""
+    return last_while(history, lambda place: within_drop(history[place], history, allowed, measure))
+
+
+def last_while(history: History, holds: Callable[[int], bool]) -> int:
+    """The last step for which something holds, before it does not in PATIENCE steps in a row."""
     found, below = 0, 0
-    for place, step in enumerate(history):
-        if within_drop(step, history, allowed, measure):
+    for place in range(len(history)):
+        if holds(place):
             found, below = place, 0
         elif (below := below + 1) == PATIENCE:
             break

@@ -122,8 +122,8 @@ class Run(Shown):
         return list(self.offered)
 
     def at(self, step: int | str) -> Any:
-        """A copy of the model as it was after a step, given by its number or as "drop=0.01", "free" or "knee"."""
-        number = find_step(self.steps, step, self.measure)
+        """A copy of the model after a step, given by its number or as "drop=0.01", "free", "knee" or "fastest"."""
+        number = step_named(self.header, self.steps, step)
         if weights_fingerprint(self.unpruned) != self.header["model"]["weights"]:
             raise GnormError("The unpruned model has changed since this run, so its steps can't be rebuilt.")
         return at_step(self.unpruned, self.steps, number, units_of(self.header), self.recovery)
@@ -187,6 +187,12 @@ class Run(Shown):
 
 def _change(name: str, before: float, after: float) -> str:
     return f"{name} {before:.4f} -> {after:.4f} ({after - before:+.4f})"
+
+
+def step_named(header: Mapping[str, Any], steps: Sequence[Step], wanted: int | str) -> int:
+    """The number of a step of a recorded run, given by it or as "drop=0.01", "free", "knee" or "fastest"."""
+    rows = header["data"]["evaluation"]["rows"]
+    return find_step(steps, wanted, measure_of(header), rows, fastest=header.get("command") == "compress")
 
 
 def measure_of(header: Mapping[str, Any]) -> Measure:

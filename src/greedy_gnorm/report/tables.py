@@ -10,7 +10,7 @@ from typing import Any
 
 from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.model.sizes import MEGABYTE, Counts
-from greedy_gnorm.pruning.choices import KNEE, LOSSES, Choice
+from greedy_gnorm.pruning.choices import AND, FREE, LOSSES, Choice
 from greedy_gnorm.units import Latency, Measure, Step
 
 Quality = tuple[str, float, float]
@@ -182,12 +182,10 @@ def _speed(choice: Choice) -> str:
 
 def take_option(choice: Choice) -> str:
     """The option of `gnorm prune --from-run` that takes a choice."""
-    name = take_name(choice)
-    return f"--at-step {name}" if isinstance(name, int) else f"--at {name}"
+    return f"--at {take_name(choice)}"
 
 
-def take_name(choice: Choice) -> int | str:
-    """What `Run.at` takes a choice by: its name if it is that of a rule, else its step."""
-    if choice.name in LOSSES:
-        return "free" if choice.name == "free" else f"drop={LOSSES[choice.name]:g}"
-    return choice.name if choice.name == KNEE else choice.step
+def take_name(choice: Choice) -> str:
+    """What `Run.at` takes a choice by: the first of its names."""
+    name = choice.name.split(AND)[0]
+    return f"drop={LOSSES[name]:g}" if name in LOSSES and name != FREE else name

@@ -78,6 +78,11 @@ class LabelNames:
                     (used if is_used else unused)[self.as_text(value, names)] = None
                 elif is_used:
                     raise DataError(f"A label must be a name or a number, not {type(value).__name__}: {value!r:.80}.")
+        if missing := [label for label in self.label_map if label not in used and label not in unused]:
+            raise DataError(
+                f"The label map has {missing[0]!r}, but no row has that label. Labels in the data: "
+                f"{_join(sorted(used))}."
+            )
         wanted = {label: str(self.label_map.get(label, label)) for label in used}
         evidence = [*wanted.values(), *(label for label in unused if self.is_number(label))]
         numbers = all(map(self.is_number, wanted.values()))
