@@ -139,7 +139,7 @@ def walk(
         journal.append(Step(number, gone, scores, quality, cost, seconds, stop, interval))
     if not left:
         measure = measure_of(journal.header)
-        choices = [each.to_json() for each in choose(journal.steps, measure, fastest=False)]
+        choices = [each.to_json() for each in choose(journal.steps, measure, 300, fastest=False)]
         result = {"solution": knee_of(journal.steps, measure), "latency": [LATENCY] if latency else []}
         journal.finish({**result, "test": TEST, "choices": choices} if complete else result)
     if complete:
@@ -228,7 +228,7 @@ def _joint_result(journal: Journal) -> dict[str, Any]:
     gone = removed_by(steps)
     choices = [
         replace(choice, measured=round(0.9 * (choice.promised or 1), 3), milliseconds=180 / (choice.promised or 1))
-        for choice in choose(steps, measure, fastest=True)
+        for choice in choose(steps, measure, 300, fastest=True)
     ]
     return {
         "solution": len(steps) - 1,

@@ -128,9 +128,9 @@ def test_every_choice_has_its_command_and_its_place_in_the_chart(journal):
     choices = journal.header["result"]["choices"]
     commands = re.findall(r'data-command="(.*?)"', path.read_text("utf-8"))
     options = {"free": "--at free", "-0.5 points": "--at drop=0.005", "-1 point": "--at drop=0.01"}
-    options |= {"-2 points": "--at drop=0.02", "-5 points": "--at drop=0.05"}
+    options |= {"-2 points": "--at drop=0.02", "-5 points": "--at drop=0.05", "fastest": "--at fastest"}
     assert commands == [
-        f"gnorm prune --from-run {journal.folder} {options.get(choice['name'], '--at-step 4')} "
+        f"gnorm prune --from-run {journal.folder} {options[choice['name'].split(', ')[0]]} "
         f"--out {journal.folder}-step-{choice['step']}"
         for choice in choices
     ]
