@@ -107,7 +107,7 @@ def prune(
             options = ", ".join(f"--{name}" for name in sorted(others))
             raise GnormError(f"--from-run uses the settings of that run: remove {options}.")
         taking = {"model": model, "trust_remote_code": settings["trust_remote_code"], "latency": latency}
-        checks.check_record(from_run)
+        checks.check_step(from_run, step)
         load_code("commands", quiet=quiet).take(
             from_run, step, out, {**taking, "format": form.value}, quiet=quiet, as_json=as_json
         )

@@ -176,10 +176,10 @@ def _read_labels(
         optional = [place for place in columns if not wanted[place][2]]
         if not optional:
             raise
-        log.info("the labels of the scoring rows are not used: %s", error)
         for place in optional:
             del columns[place]
         mapped = task.map_labels([*columns.values(), *unused], settings)
+        log.info("the labels of the scoring rows are not used: %s", error)
     for place, labels in zip(columns, mapped[: len(columns)], strict=True):
         found[place] = labels
     return found

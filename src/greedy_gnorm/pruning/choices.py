@@ -116,4 +116,16 @@ def find_step(steps: Sequence[Step], wanted: Any, measure: Measure, rows: int, *
     last = FASTEST if fastest else KNEE
     if wanted == last:
         return len(steps) - 1 if fastest else knee_of(steps, measure)
-    raise GnormError(f"Can't find the step {wanted!r}: give its number, 'drop=0.01', 'free' or '{last}'.")
+    raise _unknown_step(wanted, last)
+
+
+def check_step_name(text: str) -> None:
+    """Refuse what names a step of no run, before one is read."""
+    if text.startswith("drop="):
+        parse_drop(text.removeprefix("drop="), Measure("quality"))
+    elif text not in (FREE, KNEE, FASTEST):
+        raise _unknown_step(text, KNEE)
+
+
+def _unknown_step(wanted: Any, last: str) -> GnormError:
+    return GnormError(f"Can't find the step {wanted!r}: give its number, 'drop=0.01', 'free' or '{last}'.")

@@ -14,7 +14,7 @@ from greedy_gnorm.report.choices import choice_columns, choice_rows
 from greedy_gnorm.report.compression import Kept, is_compression
 from greedy_gnorm.report.names import model_title
 from greedy_gnorm.report.page import PageRun
-from greedy_gnorm.report.tables import LATENCY_COLUMNS, as_markdown, latency_cells, megabytes, test_table
+from greedy_gnorm.report.tables import LATENCY_COLUMNS, as_markdown, latency_cells, megabytes, test_table, with_interval
 from greedy_gnorm.report.verdict import UNITS
 from greedy_gnorm.tasks.task import task_of
 from greedy_gnorm.units import unit_name
@@ -96,9 +96,12 @@ USES = {
 
 def _before_and_after(run: Run, shown: PageRun) -> list[list[str]]:
     """Quality and size as rows of text."""
-    sides = (run.steps[0], run.solution)
+    sides, lead = (run.steps[0], run.solution), run.measure.name
     rows = [
-        *([name, *(f"{step.quality[name]:.4f}" for step in sides)] for name in run.steps[0].quality),
+        *(
+            [name, *(with_interval(step.quality[name], step.interval if name == lead else None) for step in sides)]
+            for name in run.steps[0].quality
+        ),
         ["parameters", *(f"{step.parameters:,}" for step in sides)],
         [f"MB ({shown.precision.name})", *(megabytes(step.bytes) for step in sides)],
     ]

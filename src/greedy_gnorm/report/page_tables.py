@@ -10,7 +10,7 @@ from greedy_gnorm.comparison.analysis import Comparison, knee_heads
 from greedy_gnorm.pruning.run import units_at_start
 from greedy_gnorm.report.compression import axis_title, counted
 from greedy_gnorm.report.page import Page, PageRun, measure_named
-from greedy_gnorm.report.tables import comparison_tables, measure_title, megabytes, test_table
+from greedy_gnorm.report.tables import comparison_tables, measure_title, megabytes, test_table, with_interval
 from greedy_gnorm.report.verdict import measurement
 from greedy_gnorm.units import Measure, removed_by, unit_name
 
@@ -104,7 +104,7 @@ def _run_row(run: PageRun, measure: Measure) -> list[str]:
         run.label,
         str(units_at_start(run.journal.header)),
         str(len(removed_by(run.steps[: chosen.step + 1]))),
-        *(f"{measure.of(step):.4f}" for step in sides),
+        *(with_interval(measure.of(step), step.interval) for step in sides),
         *(megabytes(step.bytes) for step in sides),
         run.precision.name,
         str(knee_heads(run.steps, measure)),
@@ -126,7 +126,7 @@ def _joint_row(run: PageRun, page: Page) -> list[str]:
         run.label,
         *(kinds.get(words, "-") for words in page.kinds),
         f"{page.work(run)[chosen.step]:.1f} %",
-        *(f"{page.measure.of(step):.4f}" for step in sides),
+        *(with_interval(page.measure.of(step), step.interval) for step in sides),
         *(megabytes(step.bytes) for step in sides),
         run.precision.name,
         run.steps[-1].stop or "unfinished",

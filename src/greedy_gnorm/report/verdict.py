@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from greedy_gnorm.pruning.choices import change_of
 from greedy_gnorm.report.page import Page, PageRun
 from greedy_gnorm.report.tables import in_words, measure_title, megabytes
 from greedy_gnorm.units import Measure
@@ -53,8 +54,10 @@ def quality_change(run: PageRun, measure: Measure) -> Change:
     if run.test is not None and run.solution is not None and name in run.test["quality"]:
         before, after = run.test["quality"][name]
         return Change(measure, before, after, f"{run.test['rows']:,} test rows", run.test["intervals"].get(name))
-    rows = f"{header['data']['evaluation']['rows']:,} rows"
-    return Change(measure, measure.of(run.steps[0]), measure.of(run.summarized), rows)
+    rows, first, last = header["data"]["evaluation"]["rows"], run.steps[0], run.summarized
+    change = change_of(run.steps, last.step, rows)
+    intervals = None if change is None else {"before": first.interval, "after": last.interval, "change": change}
+    return Change(measure, measure.of(first), measure.of(last), f"{rows:,} rows", intervals)
 
 
 def verdict(page: Page) -> Markup:
