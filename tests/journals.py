@@ -11,11 +11,12 @@ import numpy as np
 
 from greedy_gnorm.pruning.choices import choose
 from greedy_gnorm.pruning.curves import knee_of
-from greedy_gnorm.pruning.run import measure_of, unit_counts
+from greedy_gnorm.pruning.run import unit_counts
 from greedy_gnorm.records.files import write_json
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.records.schema import SCHEMA
 from greedy_gnorm.settings import Settings
+from greedy_gnorm.tasks.task import measure_of
 from greedy_gnorm.units import Cost, Scores, Step, Unit, removed_by
 
 LATENCY = {

@@ -20,7 +20,7 @@ from greedy_gnorm.passes.gradients import gradient_change
 from greedy_gnorm.passes.processes import is_first, shard, world_size
 from greedy_gnorm.phases import phase
 from greedy_gnorm.progress import followed
-from greedy_gnorm.pruning.choices import Choice
+from greedy_gnorm.pruning.choices import Choice, step_named
 from greedy_gnorm.pruning.methods import GREEDY, JOINT, check_joint, resolve_score
 from greedy_gnorm.pruning.prepare import (
     copy_sharing_weights,
@@ -30,7 +30,7 @@ from greedy_gnorm.pruning.prepare import (
     savings_for,
     working_copy,
 )
-from greedy_gnorm.pruning.run import OnStep, Run, at_step, step_named, units_of
+from greedy_gnorm.pruning.run import OnStep, Run, at_step, units_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
 from greedy_gnorm.records.kept import keeping_scores

@@ -34,13 +34,13 @@ from greedy_gnorm.pruning.prepare import (
     prepare_run,
     recovery_for,
 )
-from greedy_gnorm.pruning.run import OnStep, Run, at_step, measure_of, sites_of, units_of, walk
+from greedy_gnorm.pruning.run import OnStep, Run, at_step, sites_of, units_of, walk
 from greedy_gnorm.records.header import check_processes_agree, run_header, sources_of
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
 from greedy_gnorm.records.kept import KeptScoring
 from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.settings import Settings
-from greedy_gnorm.tasks.task import task_of
+from greedy_gnorm.tasks.task import measure_of, task_of
 from greedy_gnorm.units import Latency, Measure, Step
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import tiny_model, tiny_rows, tiny_tokenizer
@@ -145,7 +146,10 @@ def test_help_lists_and_errors_come_before_the_slow_libraries(model_folder, data
     (tmp_path / "occupied").mkdir()
     (tmp_path / "occupied" / "file").touch()
     inputs = [str(model_folder), "--data", str(data_file)]
+    recorded = str(Path(__file__).parents[1] / "records" / "runs-0.1.0" / "whole")
+    steps = [["--at", "foo"], ["--at", "drop=x"], ["--at", "drop=3"], ["--at", "fastest"], ["--at-step", "99"]]
     calls = [
+        *((["prune", "--from-run", recorded, *step], 2) for step in steps),
         (["--help"], 0),
         (["prune", "--help"], 0),
         (["methods"], 0),

@@ -18,11 +18,12 @@ from greedy_gnorm.cli import console, sketch
 from greedy_gnorm.cli.app import main
 from greedy_gnorm.comparison.analysis import read_comparison
 from greedy_gnorm.pruning.choices import Choice
-from greedy_gnorm.pruning.run import Run, measure_of, sites_of, unit_counts
+from greedy_gnorm.pruning.run import Run, sites_of, unit_counts
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.report import comparison_figures, figures, outcome
 from greedy_gnorm.report.card import model_card
 from greedy_gnorm.report.compression import aligned, kept_units, scores_of_heads
+from greedy_gnorm.tasks.task import measure_of
 from greedy_gnorm.units import removed_by
 
 NEURON = re.compile(r"L\d+·N\d+")

@@ -16,11 +16,12 @@ from greedy_gnorm.comparison.analysis import drifts, read_comparison, solution
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.pruning.curves import curve
 from greedy_gnorm.pruning.methods import METHODS
-from greedy_gnorm.pruning.run import measure_of, sites_of
+from greedy_gnorm.pruning.run import sites_of
 from greedy_gnorm.report import charts, comparison_figures, figures
 from greedy_gnorm.report.looks import DARK, LIGHT, colour_of, looks
 from greedy_gnorm.report.names import about
 from greedy_gnorm.report.outcome import redraw_figures
+from greedy_gnorm.tasks.task import measure_of
 from greedy_gnorm.units import Scores, Unit, as_matrix, removed_by
 
 pytestmark = pytest.mark.draws

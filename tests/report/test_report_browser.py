@@ -17,9 +17,10 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 import greedy_gnorm as gg
 from greedy_gnorm.pruning.curves import curve, knee_of
-from greedy_gnorm.pruning.run import measure_of, sites_of
+from greedy_gnorm.pruning.run import sites_of
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.report.compression import kept_units, percent_left
+from greedy_gnorm.tasks.task import measure_of
 from greedy_gnorm.units import Unit, as_matrix, unit_name
 
 if binaries() is None and "CI" not in os.environ:

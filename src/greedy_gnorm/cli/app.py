@@ -114,21 +114,9 @@ def prune(
     elif model is None or data is None:
         raise GnormError("Give a model and data, gnorm prune MODEL --data DATA, or --from-run DIR --at drop=0.01.")
     else:
-        checks.check_run("prune", settings, out, resume=resume)
-        checks.check_inputs(model, data, eval_data, quiet=quiet)
-        settings |= {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
-        load_code("commands", quiet=quiet).perform(
-            "prune",
-            model,
-            data,
-            out,
-            settings,
-            eval_data=eval_data,
-            resume=resume,
-            live=live,
-            quiet=quiet,
-            as_json=as_json,
-        )
+        more = {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
+        shown = {"live": live, "quiet": quiet, "as_json": as_json}
+        _perform("prune", model, data, out, settings, more, eval_data=eval_data, resume=resume, **shown)
 
 
 @app.command()
@@ -156,21 +144,28 @@ def compress(
     Give targets (--macs, --speedup, --latency, --params, --size), or none for the smallest model that loses at most one
     point.
     """
-    checks.check_run("compress", settings, out, resume=resume)
-    checks.check_inputs(model, data, eval_data, quiet=quiet)
-    settings |= {"format": form.value, "measure_speed": measure_speed, "push_to_hub": push_to_hub}
-    load_code("commands", quiet=quiet).perform(
-        "compress",
-        model,
-        data,
-        out,
-        settings,
-        eval_data=eval_data,
-        resume=resume,
-        live=live,
-        quiet=quiet,
-        as_json=as_json,
-    )
+    more = {"format": form.value, "measure_speed": measure_speed, "push_to_hub": push_to_hub}
+    shown = {"live": live, "quiet": quiet, "as_json": as_json}
+    _perform("compress", model, data, out, settings, more, eval_data=eval_data, resume=resume, **shown)
+
+
+def _perform(
+    command: str,
+    model: str,
+    data: str,
+    out: Path | None,
+    settings: dict[str, Any],
+    more: dict[str, Any],
+    *,
+    eval_data: str | None,
+    resume: bool,
+    **shown: bool,
+) -> None:
+    """Check a run before anything is loaded, then perform it; `more` is what belongs to the command alone."""
+    checks.check_run(command, settings, out, resume=resume)
+    checks.check_inputs(model, data, eval_data, quiet=shown["quiet"])
+    commands = load_code("commands", quiet=shown["quiet"])
+    commands.perform(command, model, data, out, {**settings, **more}, eval_data=eval_data, resume=resume, **shown)
 
 
 @app.command()

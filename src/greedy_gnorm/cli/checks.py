@@ -13,9 +13,9 @@ from greedy_gnorm.data.sources import check_source
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.model.source import is_hub_name, locate
 from greedy_gnorm.passes.peers import speaks_for_all
-from greedy_gnorm.pruning.choices import check_step_name
+from greedy_gnorm.pruning.choices import step_named
 from greedy_gnorm.pruning.methods import check_joint, methods_named, resolve_method, resolve_score
-from greedy_gnorm.records.journal import EXPERIMENT_FILE, RUN_FILE, check_folder, read_header
+from greedy_gnorm.records.journal import EXPERIMENT_FILE, RUN_FILE, Journal, check_folder
 from greedy_gnorm.settings import Settings
 
 Given = ParamSpec("Given")
@@ -75,18 +75,11 @@ def check_inputs(model: str | None, data: str | None = None, eval_data: str | No
 
 
 @_once
-def check_record(folder: Path) -> None:
-    """The folder of a run that was made before."""
-    check_exists(folder)
-    read_header(folder / RUN_FILE)
-
-
-@_once
 def check_step(folder: Path, step: int | str) -> None:
-    """The folder of a run, and what names one of its steps."""
-    check_record(folder)
-    if isinstance(step, str):
-        check_step_name(step)
+    """The folder of a run, and that it has the step."""
+    check_exists(folder)
+    journal = Journal.read(folder)
+    step_named(journal.header, journal.steps, step)
 
 
 @_once

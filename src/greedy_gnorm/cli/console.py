@@ -17,6 +17,7 @@ from greedy_gnorm.cli.terminal import duration, err, out, show_table
 from greedy_gnorm.comparison.analysis import LEGEND, Comparison, solution
 from greedy_gnorm.deployment.export import Exported
 from greedy_gnorm.passes.processes import is_first
+from greedy_gnorm.pruning.choices import change_of
 from greedy_gnorm.pruning.curves import curve
 from greedy_gnorm.pruning.methods import GREEDY
 from greedy_gnorm.pruning.run import Run
@@ -24,6 +25,7 @@ from greedy_gnorm.report.compression import cost_part, is_compression, kept_unit
 from greedy_gnorm.report.tables import (
     LATENCY_COLUMNS,
     choices_table,
+    in_words,
     latency_cells,
     megabytes,
     stored_precision,
@@ -99,8 +101,9 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
         draw_run(run)
     if run.offered:
         rows = run.header["data"]["evaluation"]["rows"]
-        name = run.measure.name.replace("_", " ")
-        out.print(f"Choices, by {name} on the {rows:,} rows that a step is chosen on:", highlight=False)
+        out.print(
+            f"Choices, by {in_words(run.measure.name)} on the {rows:,} rows that a step is chosen on:", highlight=False
+        )
         show_table(*choices_table(run.offered, run.steps[0], run.measure))
         take = f"gnorm prune --from-run {shlex.quote(str(folder))} {take_option(run.offered[0])} --out OUT"
         out.print(f"To take one: {take}", highlight=False, soft_wrap=True)
@@ -123,9 +126,13 @@ def quality_table(run: Run) -> tuple[list[str], list[list[str]]]:
     sides = [run.steps[0], run.solution]
     cells = []
     for name in run.steps[0].quality:
-        intervals = [step.interval if name == run.measure.name else None for step in sides]
-        values = [step.quality[name] for step in sides]
-        cells.append([name, *map(with_interval, values, intervals), f"{values[1] - values[0]:+.4f}"])
+        leads = name == run.measure.name
+        before, after = (step.quality[name] for step in sides)
+        intervals = [step.interval if leads else None for step in sides]
+        change = change_of(run.steps, run.solution.step, rows) if leads else None
+        cells.append(
+            [name, *map(with_interval, (before, after), intervals), with_interval(after - before, change, "+.4f")]
+        )
     return [f"{rows:,} evaluation rows (95 % interval)", "before", "after", "change"], cells
 
 

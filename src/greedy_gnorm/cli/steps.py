@@ -9,8 +9,9 @@ from typing import Any
 
 from greedy_gnorm.cli.progress import Bar, Progress
 from greedy_gnorm.cli.terminal import duration
-from greedy_gnorm.pruning.run import measure_of, sites_of, units_of
+from greedy_gnorm.pruning.run import sites_of, units_of
 from greedy_gnorm.records.journal import RUN_FILE, read_header
+from greedy_gnorm.tasks.task import measure_of
 from greedy_gnorm.units import Step, unit_name
 
 

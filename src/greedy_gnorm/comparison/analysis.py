@@ -17,10 +17,10 @@ from greedy_gnorm.model.sizes import MEGABYTE
 from greedy_gnorm.pruning.budget import COMPARED, part_of
 from greedy_gnorm.pruning.curves import Walk, at_share, curve, knee_of, mean_over_curve, units_before_drop
 from greedy_gnorm.pruning.methods import JOINTS, RANDOMS
-from greedy_gnorm.pruning.run import measure_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import EXPERIMENT_FILE, RUN_FILE, Journal, read_header
 from greedy_gnorm.shown import Shown
+from greedy_gnorm.tasks.task import measure_of
 from greedy_gnorm.units import Measure, Step, Vector, removed_by
 
 SHARES = (0.25, 0.50, 0.75, 0.81)

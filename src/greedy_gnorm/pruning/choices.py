@@ -10,6 +10,7 @@ from greedy_gnorm.errors import GnormError
 from greedy_gnorm.pruning.curves import knee_of
 from greedy_gnorm.pruning.rules import last_while, last_within, parse_drop, within_drop
 from greedy_gnorm.tasks.intervals import Interval, change_interval
+from greedy_gnorm.tasks.task import measure_of
 from greedy_gnorm.units import Measure, Step, removed_by, unpack_rows
 
 FREE = "free"
@@ -49,11 +50,6 @@ class Choice:
         known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
         interval = known.get("interval")
         return cls(**{**known, "interval": None if interval is None else (interval[0], interval[1])})
-
-    @property
-    def speed(self) -> float | None:
-        """How many times faster than the unpruned model: measured where it was, else promised."""
-        return self.measured or self.promised
 
 
 def choose(steps: Sequence[Step], measure: Measure, rows: int, *, fastest: bool) -> list[Choice]:
@@ -116,16 +112,10 @@ def find_step(steps: Sequence[Step], wanted: Any, measure: Measure, rows: int, *
     last = FASTEST if fastest else KNEE
     if wanted == last:
         return len(steps) - 1 if fastest else knee_of(steps, measure)
-    raise _unknown_step(wanted, last)
+    raise GnormError(f"Can't find the step {wanted!r}: give its number, 'drop=0.01', 'free' or '{last}'.")
 
 
-def check_step_name(text: str) -> None:
-    """Refuse what names a step of no run, before one is read."""
-    if text.startswith("drop="):
-        parse_drop(text.removeprefix("drop="), Measure("quality"))
-    elif text not in (FREE, KNEE, FASTEST):
-        raise _unknown_step(text, KNEE)
-
-
-def _unknown_step(wanted: Any, last: str) -> GnormError:
-    return GnormError(f"Can't find the step {wanted!r}: give its number, 'drop=0.01', 'free' or '{last}'.")
+def step_named(header: Mapping[str, Any], steps: Sequence[Step], wanted: int | str) -> int:
+    """The number of a step of a recorded run, given by it or as "drop=0.01", "free", "knee" or "fastest"."""
+    rows = header["data"]["evaluation"]["rows"]
+    return find_step(steps, wanted, measure_of(header), rows, fastest=header.get("command") == "compress")

@@ -13,11 +13,11 @@ from greedy_gnorm.model.checkpoint import weights_fingerprint
 from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.sizes import Counts, module_counts
 from greedy_gnorm.model.surgery import remove
-from greedy_gnorm.pruning.choices import Choice, find_step
+from greedy_gnorm.pruning.choices import Choice, step_named
 from greedy_gnorm.pruning.loop import Plan, prune_steps
 from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.shown import Shown
-from greedy_gnorm.tasks.task import AGREEMENT, TASKS
+from greedy_gnorm.tasks.task import measure_of
 from greedy_gnorm.units import KINDS, UNIT_WORDS, Latency, Measure, SiteInfo, Step, Unit, by_site, removed_by
 
 OnStep = Callable[[Step, int, int], None]
@@ -187,20 +187,6 @@ class Run(Shown):
 
 def _change(name: str, before: float, after: float) -> str:
     return f"{name} {before:.4f} -> {after:.4f} ({after - before:+.4f})"
-
-
-def step_named(header: Mapping[str, Any], steps: Sequence[Step], wanted: int | str) -> int:
-    """The number of a step of a recorded run, given by it or as "drop=0.01", "free", "knee" or "fastest"."""
-    rows = header["data"]["evaluation"]["rows"]
-    return find_step(steps, wanted, measure_of(header), rows, fastest=header.get("command") == "compress")
-
-
-def measure_of(header: Mapping[str, Any]) -> Measure:
-    """The measure that a record follows; its largest value is that of the tasks that have it."""
-    name = str(header["quality"])
-    known = (each for task in TASKS for each in TASKS[task].metrics if name in (each.name, AGREEMENT))
-    largest = next((each.largest for each in known), None)
-    return Measure(name, bool(header.get("higher_is_better", True)), largest)
 
 
 def sites_of(header: Mapping[str, Any]) -> list[SiteInfo]:

@@ -12,7 +12,7 @@ from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.model.checkpoint import FORMATS, save
 from greedy_gnorm.model.surgery import as_plain, dense
 from greedy_gnorm.phases import phase
-from greedy_gnorm.pruning.run import Run, measure_of, sites_of
+from greedy_gnorm.pruning.run import Run, sites_of
 from greedy_gnorm.records.files import locked, replace_folder, write_text, writing_to
 from greedy_gnorm.records.journal import EXPERIMENT_FILE, Journal
 from greedy_gnorm.records.predictions import write_predictions
@@ -34,6 +34,7 @@ from greedy_gnorm.report.tables import (
     test_table,
 )
 from greedy_gnorm.report.writer import write_report
+from greedy_gnorm.tasks.task import measure_of
 from greedy_gnorm.units import Cost, Matrix, SiteInfo, Step, Unit, removed_by, unit_name
 
 FIGURES = "figures"

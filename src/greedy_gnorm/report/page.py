@@ -14,7 +14,7 @@ from greedy_gnorm.comparison.analysis import read_experiment, read_parts
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.pruning.choices import Choice
 from greedy_gnorm.pruning.curves import curve, knee_of, mean_over_curve
-from greedy_gnorm.pruning.run import measure_of, sites_of
+from greedy_gnorm.pruning.run import sites_of
 from greedy_gnorm.records.journal import EXPERIMENT_FILE, RUN_FILE, Journal
 from greedy_gnorm.records.predictions import read_predictions
 from greedy_gnorm.report.compression import (
@@ -30,7 +30,7 @@ from greedy_gnorm.report.compression import (
 from greedy_gnorm.report.looks import FLAGSHIPS
 from greedy_gnorm.report.names import title
 from greedy_gnorm.report.tables import Precision, stored_precision
-from greedy_gnorm.tasks.task import TASKS
+from greedy_gnorm.tasks.task import TASKS, measure_of
 from greedy_gnorm.units import UNIT_WORDS, Measure, SiteInfo, Step
 
 

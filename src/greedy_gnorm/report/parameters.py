@@ -12,9 +12,10 @@ from greedy_gnorm.model.modeling_pruned import RECORDS
 from greedy_gnorm.model.sites import Sites, family_of, find_sites
 from greedy_gnorm.model.sizes import module_counts
 from greedy_gnorm.model.surgery import remove
-from greedy_gnorm.pruning.run import measure_of, sites_of, units_of
+from greedy_gnorm.pruning.run import sites_of, units_of
 from greedy_gnorm.records.journal import RUN_FILE, Journal
 from greedy_gnorm.report.tables import FLOAT32, Quality, SizeTable, stored_precision
+from greedy_gnorm.tasks.task import measure_of
 from greedy_gnorm.units import Unit, removed_by
 
 

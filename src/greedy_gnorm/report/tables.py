@@ -103,7 +103,7 @@ class SizeTable:
         if self.quality is not None:
             name, before, after = self.quality
             texts = [f"{100 * value:.2f}%" if name == "accuracy" else f"{value:.4f}" for value in (before, after)]
-            cells.append([name.replace("_", " ").capitalize(), texts[0], "", "", texts[1], "", ""])
+            cells.append([in_words(name).capitalize(), texts[0], "", "", texts[1], "", ""])
         return cells
 
 

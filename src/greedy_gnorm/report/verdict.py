@@ -163,9 +163,7 @@ def figures(page: Page) -> Iterator[Figure]:
     how = f"from {cost.before:.4f} ({cost.value:+.4f}) on {cost.rows}"
     if cost.intervals is not None:
         how = f"95 % interval {{:.4f}} to {{:.4f}}, {how}".format(*cost.intervals["after"])
-    yield Figure(
-        measure_title(page.measure), f"{cost.after:.4f}", "", how, cost.is_loss and cost.is_measurable is not False
-    )
+    yield Figure(measure_title(page.measure), f"{cost.after:.4f}", "", how, cost.is_worrying)
     size = f"from {megabytes(first.bytes)} MB ({chosen.bytes / first.bytes - 1:+.1%})"
     yield Figure(f"Size ({run.precision.name})", megabytes(chosen.bytes), " MB", size)
     if first.cost.multiplications and chosen.cost.multiplications:

@@ -174,3 +174,11 @@ def task_of(model: nn.Module) -> Task:
         f"The model's problem_type is {problem!r} with {getattr(config, 'num_labels', '?')} outputs; supported tasks "
         f"are: {', '.join(TASKS)}."
     )
+
+
+def measure_of(header: Mapping[str, Any]) -> Measure:
+    """The measure that a record follows; its largest value is that of the tasks that have it."""
+    name = str(header["quality"])
+    known = (each for task in TASKS for each in TASKS[task].metrics if name in (each.name, AGREEMENT))
+    largest = next((each.largest for each in known), None)
+    return Measure(name, bool(header.get("higher_is_better", True)), largest)
