@@ -82,7 +82,8 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
     out.print(f"Removed {gone}.", highlight=False)
     chosen, last = run.solution.step, run.steps[-1].step
     out.print(f"Chose step {chosen} of {last}: {run.why}.", highlight=False, soft_wrap=True)
-    out.print(f"The run ended after step {last}: {run.reason}.", highlight=False, soft_wrap=True)
+    if "taken" not in run.header:
+        out.print(f"The run ended after step {last}: {run.reason}.", highlight=False, soft_wrap=True)
     if not run.removed:
         out.print("No step was better than keeping every head: the saved model is the original one.", highlight=False)
     show_table(*quality_table(run))
