@@ -125,10 +125,11 @@ def both_batches(
     settings, task = settings or Settings(), task_of(model)
     if is_ready(data) or is_ready(eval_data):
         return ready_sets(task, data, eval_data, settings)
-    pool, rows = both_rows(task, data, eval_data, settings, needs_labels=True)
+    pool, rows = both_rows(task, tokenizer, data, eval_data, settings, needs_labels=True)
     sample = sampled(pool, settings.samples, settings.seed)
     warn_of_overlap([row.words for row in sample], [row.words for row in rows])
-    return encode(sample, model, tokenizer, settings), encode(rows, model, tokenizer, settings, "evaluation")
+    scoring = encode(sample, model, tokenizer, task, settings)
+    return scoring, encode(rows, model, tokenizer, task, settings, "evaluation")
 
 
 @pytest.fixture(autouse=True)

@@ -89,7 +89,7 @@ class MadeUpLayer(nn.Module):
 MadeUpLayer.__module__ = "transformers.models.made_up"  # a layer that passes may run by itself
 
 
-class MadeUpForCausalLM(PreTrainedModel):
+class MadeUpForPuzzles(PreTrainedModel):
     config_class = MadeUpConfig
 
     def __init__(self, config: MadeUpConfig) -> None:
@@ -143,7 +143,7 @@ class MadeUpTask(Task):
 
     @classmethod
     def fits(cls, model: nn.Module) -> bool:
-        return isinstance(model, MadeUpForCausalLM)
+        return isinstance(model, MadeUpForPuzzles)
 
     def map_labels(self, columns: Sequence[LabelColumn], settings: Settings) -> list[list[Any]]:
         raise NotImplementedError
@@ -151,21 +151,21 @@ class MadeUpTask(Task):
     def has_right_shape(self, logits: Tensor) -> bool:
         return logits.ndim == 3
 
-    def row_norms(self, outputs: Tensor) -> Tensor:
+    def row_norms(self, outputs: Tensor, batch: Any) -> Tensor:
         return torch.linalg.vector_norm(outputs[:, :2], dim=(1, 2))
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         tokens = nn.functional.cross_entropy(outputs.transpose(1, 2), labels, reduction="none", ignore_index=-100)
         return tokens.sum(1) / (labels != -100).sum(1)
 
-    def predicted_labels(self, outputs: Tensor) -> Tensor:
+    def predicted_labels(self, outputs: Tensor, batch: Any) -> Tensor:
         return outputs.argmax(-1)
 
-    def drawn_labels(self, outputs: Tensor, chance: torch.Generator) -> Tensor:
+    def drawn_labels(self, outputs: Tensor, batch: Any, chance: torch.Generator) -> Tensor:
         drawn = torch.multinomial(outputs.flatten(0, 1).softmax(-1), 1, generator=chance)
         return drawn.view(outputs.shape[:-1])
 
-    def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def row_statistics(self, outputs: Tensor, labels: Tensor, batch: Any) -> Tensor:
         counts = (labels != -100).sum(1).double()
         return torch.stack([self.row_losses(outputs, labels) * counts, counts], dim=1)
 
@@ -186,10 +186,10 @@ def registered() -> Iterator[None]:
         del TASKS._items[MadeUpTask.name]
 
 
-def made_up_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> MadeUpForCausalLM:
+def made_up_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> MadeUpForPuzzles:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = MadeUpForCausalLM(MadeUpConfig(vocab_size=VOCABULARY, pad_token_id=0))
+        model = MadeUpForPuzzles(MadeUpConfig(vocab_size=VOCABULARY, pad_token_id=0))
         for parameter in model.parameters():
             parameter.data += 0.4 * torch.randn_like(parameter)
     return model.to(dtype).eval()

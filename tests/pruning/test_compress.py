@@ -82,7 +82,7 @@ def test_the_saved_model_is_the_solution(finished):
 
 def test_no_row_has_two_uses(folder, rows):
     model = gg.load(folder)
-    pool, choosing, test = divided_rows(task_of(model), rows, None, Settings(), needs_labels=True)
+    pool, choosing, test = divided_rows(task_of(model), None, rows, None, Settings(), needs_labels=True)
     texts = [{row.words for row in part} for part in (pool, choosing, test)]
     assert texts[0].isdisjoint(texts[1] | texts[2])
     assert texts[1].isdisjoint(texts[2])
@@ -96,13 +96,13 @@ def test_splits_are_used_for_what_they_are(folder, tmp_path):
         lines = [json.dumps(all_rows[place]) + "\n" for place in places]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     task = task_of(gg.load(folder))
-    pool, choosing, test = divided_rows(task, tmp_path, None, Settings(), needs_labels=True)
+    pool, choosing, test = divided_rows(task, None, tmp_path, None, Settings(), needs_labels=True)
     assert [len(part) for part in (pool, choosing, test)] == [100, 40, 60]
     (tmp_path / "validation.jsonl").unlink()
-    pool, choosing, test = divided_rows(task, tmp_path, None, Settings(), needs_labels=True)
+    pool, choosing, test = divided_rows(task, None, tmp_path, None, Settings(), needs_labels=True)
     assert [len(part) for part in (pool, choosing, test)] == [100, 30, 30], "both from the test split"
     train, other = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
-    pool, choosing, other = divided_rows(task, train, other, Settings(), needs_labels=True)
+    pool, choosing, other = divided_rows(task, None, train, other, Settings(), needs_labels=True)
     assert [len(part) for part in (pool, choosing, other)] == [75, 25, 60]
 
 

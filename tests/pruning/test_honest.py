@@ -125,11 +125,11 @@ def test_rows_divide_by_what_the_data_has():
         for split, count in counts.items():
             rows += [{**row, "split": split} for row in ROWS[place : place + count]]
             place += count
-        parts = divided_rows(task, rows, None, Settings(), needs_labels=False)
+        parts = divided_rows(task, None, rows, None, Settings(), needs_labels=False)
         texts = [{row.words for row in part} for part in parts]
         assert not texts[0] & (texts[1] | texts[2])
         assert not texts[1] & texts[2]
-        compared = compared_rows(task, rows, None, Settings(), needs_labels=False)
+        compared = compared_rows(task, None, rows, None, Settings(), needs_labels=False)
         return [len(part) for part in parts], [len(part) for part in compared]
 
     assert sizes(train=100, validation=40, test=60) == ([100, 40, 60], [100, 60])
@@ -143,10 +143,10 @@ def test_training_rows_without_labels_are_scored_on():
     rows = [{**row, "split": "train" if place < 100 else "test"} for place, row in enumerate(ROWS)]
     for row in rows[:100]:
         row["label"] = None
-    pool, choosing, test = divided_rows(task, rows, None, Settings(), needs_labels=False)
+    pool, choosing, test = divided_rows(task, None, rows, None, Settings(), needs_labels=False)
     assert [len(pool), len(choosing), len(test)] == [100, 50, 50]
     bare = [{"text": row["text"]} for row in ROWS[:100]]
-    pool, choosing, test = divided_rows(task, bare, ROWS[100:], Settings(), needs_labels=False)
+    pool, choosing, test = divided_rows(task, None, bare, ROWS[100:], Settings(), needs_labels=False)
     assert [len(pool), len(choosing), len(test)] == [100, 50, 50]
 
 

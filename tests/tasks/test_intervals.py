@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from conftest import tiny_config, tiny_model
 
+from greedy_gnorm.data.batches import Batch
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.tasks.classification import MultiLabel, Regression, SingleLabel
 from greedy_gnorm.tasks.intervals import change_interval, paired_intervals, quality_interval, resamples
 from greedy_gnorm.tasks.task import Task, task_of
 
+NO_BATCH = Batch({}, None, ())
 TASK = SingleLabel(tiny_config("bert"))
 
 
@@ -83,14 +85,17 @@ def test_tasks_predict_and_draw_labels():
 
     outputs = torch.tensor([[2.0, -2.0], [-2.0, 2.0]]).repeat(500, 1)
     single = task_of(tiny_model("bert", num_labels=2))
-    drawn = single.drawn_labels(outputs, torch.Generator().manual_seed(0))
-    assert single.predicted_labels(outputs).tolist() == [0, 1] * 500
-    assert 0.95 <= float((drawn == single.predicted_labels(outputs)).float().mean()) < 1.0
+    drawn = single.drawn_labels(outputs, NO_BATCH, torch.Generator().manual_seed(0))
+    assert single.predicted_labels(outputs, NO_BATCH).tolist() == [0, 1] * 500
+    assert 0.95 <= float((drawn == single.predicted_labels(outputs, NO_BATCH)).float().mean()) < 1.0
     several = task_of(tiny_model("bert", num_labels=2, problem_type="multi_label_classification"))
-    assert several.predicted_labels(outputs)[:2].tolist() == [[1.0, 0.0], [0.0, 1.0]]
-    assert set(several.drawn_labels(outputs, torch.Generator().manual_seed(0)).flatten().tolist()) == {0.0, 1.0}
+    assert several.predicted_labels(outputs, NO_BATCH)[:2].tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert set(several.drawn_labels(outputs, NO_BATCH, torch.Generator().manual_seed(0)).flatten().tolist()) == {
+        0.0,
+        1.0,
+    }
     number = task_of(tiny_model("bert", num_labels=1))
-    noise = number.drawn_labels(outputs[:, :1], torch.Generator().manual_seed(0)) - outputs[:, 0]
+    noise = number.drawn_labels(outputs[:, :1], NO_BATCH, torch.Generator().manual_seed(0)) - outputs[:, 0]
     assert float(noise.std()) == pytest.approx(1.0, abs=0.1)
 
 

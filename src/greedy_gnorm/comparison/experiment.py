@@ -274,13 +274,13 @@ def _bench(
     labels = any(score.asks_for_labels(objective) for score, objective in scores) and given.labels == "data"
     with phase("Reading rows"):
         if units == "heads":
-            pool, rows = both_rows(task, data, eval_data, given, needs_labels=labels, draws=draws)
+            pool, rows = both_rows(task, tokenizer, data, eval_data, given, needs_labels=labels, draws=draws)
         else:
-            pool, rows = compared_rows(task, data, eval_data, given, needs_labels=labels)
+            pool, rows = compared_rows(task, tokenizer, data, eval_data, given, needs_labels=labels)
     warn_of_overlap([row.words for row in pool], [row.words for row in rows])
     device = device_for(given)
     sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given)), units)
-    evaluation = encode(rows, model, tokenizer, given, "evaluation").to(device)
+    evaluation = encode(rows, model, tokenizer, task, given, "evaluation").to(device)
     if is_first():
         warn_of_few_rows(evaluation.rows)
     if given.labels == "own":
@@ -299,8 +299,10 @@ def _plan(bench: Bench, part: Part) -> Plan:
     given = settings_for(part, bench.given)
     method, score, objective = resolve_method(given)
     rows = sampled(bench.pool, given.samples, given.seed)
-    device = bench.evaluation.items[0].inputs["input_ids"].device
-    scoring = encode(rows, bench.model, bench.tokenizer, given).to(device).sharing(bench.evaluation)
+    device = device_for(given)
+    scoring = (
+        encode(rows, bench.model, bench.tokenizer, task_of(bench.model), given).to(device).sharing(bench.evaluation)
+    )
     if given.labels == "own":
         scoring = with_drawn_labels(bench.sites.model, scoring)
     if objective.needs_reference:
@@ -322,8 +324,8 @@ def _plan(bench: Bench, part: Part) -> Plan:
 def _calibration(bench: Bench, given: Settings) -> Calibration:
     """The calibration of a run, which the methods share that fit output maps."""
     if given.seed not in bench.calibrations:
-        rows = calibration_batches(bench.pool, bench.model, bench.tokenizer, given)
-        device = bench.evaluation.items[0].inputs["input_ids"].device
+        rows = calibration_batches(bench.pool, bench.model, bench.tokenizer, task_of(bench.model), given)
+        device = device_for(given)
         original = find_sites(copy_sharing_weights(bench.sites.model))
         bench.calibrations[given.seed] = Calibration(original, rows.to(device))
     return bench.calibrations[given.seed]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from greedy_gnorm.data.rows import Text
 from greedy_gnorm.errors import DataError
 
 
@@ -23,6 +24,8 @@ class Batch:
     rows: tuple[int, ...]
     reference: Tensor | None = None  # outputs of the unpruned model, for objectives that compare with them
     predicted: Tensor | None = None  # labels that the unpruned model predicts, to measure agreement with it
+    positions: Tensor | None = None  # 1 for a token whose output counts, (B, T), if the model has one for every token
+    notes: tuple[Any, ...] = ()  # what the task needs to judge each row's outputs, if anything
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -34,11 +37,10 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
-        labels = None if self.labels is None else self.labels.to(device)
-        reference = None if self.reference is None else self.reference.to(device)
-        predicted = None if self.predicted is None else self.predicted.to(device)
-        inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
-        return Batch(inputs, labels, self.rows, reference, predicted)
+        tensors: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, inputs={name: tensor.to(device) for name, tensor in self.inputs.items()}, **tensors)
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Batches:
     seed: int = 0
     truncated: int = 0
     judged_by: tuple[str, ...] = ("labels",)
-    texts: tuple[tuple[str, str | None], ...] = field(default=(), repr=False)
+    texts: tuple[tuple[Text, Text | None], ...] = field(default=(), repr=False)
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self.items)
@@ -116,11 +118,13 @@ def bucketed(lengths: Sequence[int], tokens_per_batch: int, start: int = START_O
 
 def padded(rows: Sequence[Mapping[str, Sequence[int]]], padding: Mapping[str, int]) -> dict[str, Tensor]:
     """Pad tokenised rows on the right to tensors of equal length."""
-    width = max(len(row["input_ids"]) for row in rows)
-    return {
-        name: torch.tensor([[*row[name], *[fill] * (width - len(row[name]))] for row in rows])
-        for name, fill in padding.items()
-    }
+    return {name: padded_lists([row[name] for row in rows], fill) for name, fill in padding.items()}
+
+
+def padded_lists(lists: Sequence[Sequence[int]], fill: int) -> Tensor:
+    """Pad lists on the right to a tensor, (lists, longest)."""
+    width = max(map(len, lists))
+    return torch.tensor([[*numbers, *[fill] * (width - len(numbers))] for numbers in lists])
 
 
 def ready_batches(items: Sequence[Mapping[str, Any]], *, seed: int = 0) -> Batches:

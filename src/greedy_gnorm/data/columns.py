@@ -39,6 +39,18 @@ TEXTS = (
 LABELS = ("label", "labels", "gold_label", "class", "target", "category", "sentiment", "emotion", "intent", "score")
 
 
+class Format(NamedTuple):
+    """The common names of columns in the data of a task: pairs of texts, single texts, labels."""
+
+    pairs: tuple[tuple[str, str], ...]
+    texts: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+SENTENCES = Format(PAIRS, TEXTS, LABELS)
+"""Texts or pairs of texts with one label each."""
+
+
 class Columns(NamedTuple):
     text: str
     pair: str | None
@@ -57,25 +69,25 @@ class LabelColumn(NamedTuple):
     used: bool
 
 
-def find_columns(table: datasets.Dataset, settings: Settings) -> Columns:
+def find_columns(table: datasets.Dataset, names: Format, settings: Settings) -> Columns:
     """The columns given by the user, else those with a common name."""
     present = list(table.column_names)
     for option, name in (("--text", settings.text), ("--text-pair", settings.text_pair), ("--label", settings.label)):
         if name is not None and name not in present:
             raise DataError(f"There is no column {name!r} ({option}). Columns: {', '.join(present)}.")
-    label = label_column_name(table, settings)
+    label = label_column_name(table, names, settings)
     if settings.text is not None:
         return Columns(settings.text, settings.text_pair, label)
-    text, pair = next((both for both in PAIRS if set(both) <= set(present)), (None, None))
-    text = text or next((name for name in TEXTS if name in present), None)
+    text, pair = next((both for both in names.pairs if set(both) <= set(present)), (None, None))
+    text = text or next((name for name in names.texts if name in present), None)
     if text is None:
         raise DataError(f"Which column is the text? Give its name with --text. Columns: {', '.join(present)}.")
     return Columns(text, settings.text_pair or pair, label)
 
 
-def label_column_name(table: datasets.Dataset, settings: Settings) -> str | None:
+def label_column_name(table: datasets.Dataset, names: Format, settings: Settings) -> str | None:
     """The name of the label column, if there is one."""
-    name = settings.label or next((common for common in LABELS if common in table.column_names), None)
+    name = settings.label or next((common for common in names.labels if common in table.column_names), None)
     return name if name in table.column_names else None
 
 
@@ -100,18 +112,18 @@ def read_labels(table: datasets.Dataset, column: str, split: str) -> LabelColumn
     return LabelColumn(values, _class_names(table, column), True)
 
 
-def other_labels(table: datasets.Dataset, settings: Settings) -> LabelColumn | None:
+def other_labels(table: datasets.Dataset, names: Format, settings: Settings) -> LabelColumn | None:
     """Read the labels of a split that is not used, if it has any."""
-    column = label_column_name(table, settings)
+    column = label_column_name(table, names, settings)
     if column is None:
         return None
     values = [value for value in table[column] if not (is_missing(value) or value == -1)]
     return LabelColumn(values, _class_names(table, column), False)
 
 
-def has_labels(table: datasets.Dataset, settings: Settings) -> bool:
+def has_labels(table: datasets.Dataset, names: Format, settings: Settings) -> bool:
     """Whether any row has a label; some data sets hide those of the test split, or write -1."""
-    column = label_column_name(table, settings)
+    column = label_column_name(table, names, settings)
     return column is not None and not all(value == -1 or is_missing(value) for value in table[column])
 
 

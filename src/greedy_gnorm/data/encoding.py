@@ -1,4 +1,4 @@
-"""Turning rows of text into batches of tokens."""
+"""Turning rows into batches of tokens."""
 
 from __future__ import annotations
 
@@ -6,79 +6,107 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from greedy_gnorm.data.batches import Batch, Batches, bucketed, padded
-from greedy_gnorm.data.rows import Row
+from greedy_gnorm.data.batches import Batch, Batches, bucketed, padded, padded_lists
+from greedy_gnorm.data.rows import Encoded, Row
 from greedy_gnorm.errors import DataError
 from greedy_gnorm.settings import Settings
 
 log = logging.getLogger("greedy_gnorm")
 
+IGNORED = -100
+"""The label of a token that has none."""
 
-def encode(rows: Sequence[Row], model: nn.Module, tokenizer: Any, settings: Settings, what: str = "scoring") -> Batches:
+
+class EncodingTask(Protocol):
+    """The part of a task that encoding uses."""
+
+    def encode(self, rows: Sequence[Row], tokenizer: Any, limit: int, settings: Settings) -> tuple[list[Encoded], int]:
+        """The rows as the model takes them, of at most `limit` tokens each, and how many rows were truncated."""
+        ...
+
+
+def encode(
+    rows: Sequence[Row], model: nn.Module, tokenizer: Any, task: EncodingTask, settings: Settings, what: str = "scoring"
+) -> Batches:
     """Tokenise rows, truncate those that are too long (and log it), and group rows of similar length."""
-    if tokenizer is None:
-        raise DataError("Rows of text require a tokenizer.")
     limit = longest_input(model, tokenizer)
-    tokenised, truncated = _tokenise(rows, tokenizer, limit)
+    items, truncated = task.encode(rows, tokenizer, limit, settings)
     if truncated:
         text = "%d of %d %s rows are longer than the model's %d tokens and were truncated"
         log.info(text, truncated, len(rows), what, limit)
-    fill = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0}
-    if fill["input_ids"] is None:
-        raise DataError("The tokenizer has no padding token.")
+    fill = {"input_ids": padding_token(tokenizer), "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0}
     accepted = set(inspect.signature(model.forward).parameters)
     if getattr(model.config, "type_vocab_size", 2) < 2:
         accepted -= {"token_type_ids"}
     embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
-    largest = max(max(row["input_ids"]) for row in tokenised)
+    largest = max(max(item.inputs["input_ids"]) for item in items)
     if largest >= embeddings.num_embeddings:
         raise DataError(
             f"The tokenizer gives token {largest}, but the model has {embeddings.num_embeddings} embeddings: use the "
             f"model's own tokenizer."
         )
-    padding = {name: value for name, value in fill.items() if name in tokenised[0] and name in accepted}
-    labels = None if any(row.label is None for row in rows) else torch.tensor([row.label for row in rows])
-    items = []
-    for group in bucketed([len(row["input_ids"]) for row in tokenised], settings.tokens_per_batch):
-        inputs = padded([tokenised[place] for place in group], padding)
-        items.append(Batch(inputs, None if labels is None else labels[group], tuple(group)))
-    texts = tuple(row.words for row in rows)
-    return Batches(tuple(items), fingerprint(rows, tokenised), settings.seed, truncated, texts=texts)
+    padding = {name: value for name, value in fill.items() if name in items[0].inputs and name in accepted}
+    batches = []
+    for group in bucketed([len(item) for item in items], settings.tokens_per_batch):
+        some = [items[place] for place in group]
+        marked = [item.positions for item in some if item.positions is not None]
+        batches.append(
+            Batch(
+                padded([item.inputs for item in some], padding),
+                None if any(item.label is None for item in items) else _labels([item.label for item in some]),
+                tuple(group),
+                positions=padded_lists(marked, 0) if marked else None,
+                notes=tuple(item.note for item in some) if some[0].note is not None else (),
+            )
+        )
+    texts = tuple(rows[item.row].words for item in items)
+    return Batches(tuple(batches), fingerprint(rows, items), settings.seed, truncated, texts=texts)
 
 
-def _tokenise(rows: Sequence[Row], tokenizer: Any, limit: int) -> tuple[list[dict[str, list[int]]], int]:
-    """Token ids and masks of each row, and how many rows were truncated."""
+def _labels(labels: list[Any]) -> Tensor:
+    """One label a row, or one for every token, with IGNORED at padding."""
+    return padded_lists(labels, IGNORED) if isinstance(labels[0], list) else torch.tensor(labels)
+
+
+def tokenised(rows: Sequence[Row], tokenizer: Any, limit: int) -> tuple[list[Encoded], int]:
+    """Texts and pairs of texts with one label each, and how many were truncated."""
 
     def call(some: Sequence[Row], **options: Any) -> list[dict[str, list[int]]]:
         pairs = None if some[0].pair is None else [row.pair for row in some]
         columns = tokenizer([row.text for row in some], pairs, return_attention_mask=True, verbose=False, **options)
         return [{name: columns[name][place] for name in columns} for place in range(len(some))]
 
-    tokenised = call(rows)
-    long = [place for place, row in enumerate(tokenised) if len(row["input_ids"]) > limit]
+    inputs = call(rows)
+    long = [place for place, row in enumerate(inputs) if len(row["input_ids"]) > limit]
     if long:
         cut = call([rows[place] for place in long], truncation=True, max_length=limit)
         for place, row in zip(long, cut, strict=True):
-            tokenised[place] = row
-    return tokenised, len(long)
+            inputs[place] = row
+    return [
+        Encoded(given, row.label, number) for number, (given, row) in enumerate(zip(inputs, rows, strict=True))
+    ], len(long)
 
 
-def token_counts(rows: Sequence[Row], model: nn.Module, tokenizer: Any) -> list[int]:
+def token_counts(
+    rows: Sequence[Row], model: nn.Module, tokenizer: Any, task: EncodingTask, settings: Settings
+) -> list[int]:
     """The number of tokens of each row, after truncation."""
-    if tokenizer is None:
-        raise DataError("Rows of text require a tokenizer.")
-    tokenised, _ = _tokenise(rows, tokenizer, longest_input(model, tokenizer))
-    return [len(row["input_ids"]) for row in tokenised]
+    counts = [0] * len(rows)
+    for item in task.encode(rows, tokenizer, longest_input(model, tokenizer), settings)[0]:
+        counts[item.row] += len(item)
+    return counts
 
 
 def longest_input(model: nn.Module, tokenizer: Any) -> int:
     """The largest number of tokens that the model and the tokenizer accept."""
+    if tokenizer is None:
+        raise DataError("Rows of text require a tokenizer.")
     return min(longest_sentence(model), int(tokenizer.model_max_length))
 
 
@@ -90,6 +118,13 @@ def longest_sentence(model: nn.Module) -> int:
     return int(positions.num_embeddings) - start
 
 
-def fingerprint(rows: Sequence[Row], tokenised: Sequence[Mapping[str, Sequence[int]]]) -> str:
+def padding_token(tokenizer: Any) -> int:
+    """The token that fills rows up; models never look at it."""
+    if tokenizer.pad_token_id is None:
+        raise DataError("The tokenizer has no padding token.")
+    return int(tokenizer.pad_token_id)
+
+
+def fingerprint(rows: Sequence[Row], items: Sequence[Encoded]) -> str:
     """A short hash of the texts, labels and tokens in their order."""
-    return hashlib.sha256(json.dumps([rows, tokenised]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([rows, [item.inputs for item in items]]).encode()).hexdigest()[:16]

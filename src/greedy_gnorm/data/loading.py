@@ -11,15 +11,16 @@ from torch import nn
 
 from greedy_gnorm.data.batches import Batches, ready_batches
 from greedy_gnorm.data.columns import (
+    Columns,
+    Format,
     LabelColumn,
     find_columns,
     has_labels,
     other_labels,
     read_labels,
-    read_texts,
 )
-from greedy_gnorm.data.encoding import encode
-from greedy_gnorm.data.rows import Label, Row
+from greedy_gnorm.data.encoding import EncodingTask, encode
+from greedy_gnorm.data.rows import Label, Row, Text
 from greedy_gnorm.data.sources import WHOLE, Splits, read_splits
 from greedy_gnorm.data.splits import sampled, split_rows, warn_of_overlap
 from greedy_gnorm.errors import DataError
@@ -28,8 +29,24 @@ from greedy_gnorm.settings import Settings
 log = logging.getLogger("greedy_gnorm")
 
 
-class LabelTask(Protocol):
+class RowTask(EncodingTask, Protocol):
     """The part of a task that loading uses."""
+
+    @property
+    def format(self) -> Format:
+        """The common names of columns in the data of this task."""
+        ...
+
+    @property
+    def labelled(self) -> bool:
+        """Whether rows need labels of their own."""
+        ...
+
+    def read_texts(
+        self, table: Any, columns: Columns, tokenizer: Any, settings: Settings
+    ) -> list[tuple[Text, Text | None]]:
+        """The text of each row, and the second text where there is one."""
+        ...
 
     def map_labels(self, columns: Sequence[LabelColumn], settings: Settings) -> list[list[Label]]:
         """Map the labels of all columns to the model's numbers by a single mapping; returns a list for each column."""
@@ -41,20 +58,20 @@ class LabelTask(Protocol):
 
 
 def scoring_batches(
-    model: nn.Module, tokenizer: Any, task: LabelTask, data: Any, settings: Settings, *, needs_labels: bool = False
+    model: nn.Module, tokenizer: Any, task: RowTask, data: Any, settings: Settings, *, needs_labels: bool = False
 ) -> Batches:
     """Batches for scoring alone, from the validation split if there is one, else the training split, else all rows."""
     if is_ready(data):
         return ready_batches(data, seed=settings.seed)
     splits = read_splits(data)
     split = _first(splits, "validation", "train", WHOLE, "test")
-    (rows,) = read_rows([(splits, split, needs_labels)], task, settings)
+    (rows,) = read_rows([(splits, split, needs_labels)], task, tokenizer, settings)
     rows = sampled(rows, settings.samples, settings.seed)
     log.info("scoring: %d rows of %s", len(rows), split)
-    return encode(rows, model, tokenizer, settings)
+    return encode(rows, model, tokenizer, task, settings)
 
 
-def ready_sets(task: LabelTask, data: Any, eval_data: Any, settings: Settings) -> tuple[Batches, Batches]:
+def ready_sets(task: RowTask, data: Any, eval_data: Any, settings: Settings) -> tuple[Batches, Batches]:
     """Batches for scoring and for evaluation that the caller has made."""
     if not is_ready(data) or not is_ready(eval_data):
         raise DataError("Batches can't be split into scoring and evaluation rows: give data and eval_data.")
@@ -65,26 +82,33 @@ def ready_sets(task: LabelTask, data: Any, eval_data: Any, settings: Settings) -
 
 
 def both_rows(
-    task: LabelTask, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool, draws: int = 1
+    task: RowTask,
+    tokenizer: Any,
+    data: Any,
+    eval_data: Any,
+    settings: Settings,
+    *,
+    needs_labels: bool,
+    draws: int = 1,
 ) -> tuple[list[Row], list[Row]]:
     """The rows to draw scoring samples from, enough for this many draws, and the evaluation rows."""
-    splits, needed = read_splits(data), settings.labels == "data"
+    splits, needed = read_splits(data), needs_row_labels(task, settings)
     if eval_data is not None:
         eval_splits = read_splits(eval_data)
         scoring_split = _first(splits, "validation", "train", WHOLE, "test")
         evaluation_split = _first(eval_splits, "test", "validation", WHOLE, "train")
         wanted = [(splits, scoring_split, needs_labels), (eval_splits, evaluation_split, needed)]
-        scoring, evaluation = read_rows(wanted, task, settings)
-    elif len(splits := labelled_splits(splits, settings) if needed else splits) == 1:
+        scoring, evaluation = read_rows(wanted, task, tokenizer, settings)
+    elif len(splits := labelled_splits(splits, task.format, settings) if needed else splits) == 1:
         scoring_split = evaluation_split = next(iter(splits))
-        (rows,) = read_rows([(splits, scoring_split, needed)], task, settings)
+        (rows,) = read_rows([(splits, scoring_split, needed)], task, tokenizer, settings)
         scoring, evaluation = split_rows(rows, settings.samples and draws * settings.samples, settings.seed)
     else:
         evaluation_split = _first(splits, "test", "validation", "train")
         others = {name: table for name, table in splits.items() if name != evaluation_split}
         scoring_split = _first(others, "validation", "train")
         wanted = [(splits, scoring_split, needs_labels), (splits, evaluation_split, needed)]
-        scoring, evaluation = read_rows(wanted, task, settings)
+        scoring, evaluation = read_rows(wanted, task, tokenizer, settings)
     evaluation = sampled(evaluation, settings.eval_samples, settings.seed)
     if needed:
         task.check_labels([row.label for row in evaluation])
@@ -94,18 +118,25 @@ def both_rows(
     return scoring, evaluation
 
 
-def evaluation_batches(model: nn.Module, tokenizer: Any, task: LabelTask, data: Any, settings: Settings) -> Batches:
+def evaluation_batches(model: nn.Module, tokenizer: Any, task: RowTask, data: Any, settings: Settings) -> Batches:
     """Batches for evaluation alone, from the test split if there is one, else the validation split, else all rows."""
     if is_ready(data):
         batches = ready_batches(data, seed=settings.seed)
         task.check_labels(_ready_labels(batches))
         return batches
-    splits = labelled_splits(read_splits(data), settings)
+    splits, needed = read_splits(data), needs_row_labels(task, settings)
+    splits = labelled_splits(splits, task.format, settings) if needed else splits
     split = _first(splits, "test", "validation", WHOLE, "train")
-    (rows,) = read_rows([(splits, split, True)], task, settings)
+    (rows,) = read_rows([(splits, split, needed)], task, tokenizer, settings)
     rows = sampled(rows, settings.eval_samples, settings.seed)
-    task.check_labels([row.label for row in rows])
-    return encode(rows, model, tokenizer, settings, "evaluation")
+    if needed:
+        task.check_labels([row.label for row in rows])
+    return encode(rows, model, tokenizer, task, settings, "evaluation")
+
+
+def needs_row_labels(task: RowTask, settings: Settings) -> bool:
+    """Whether quality is measured with labels of the data."""
+    return task.labelled and settings.labels == "data"
 
 
 def is_ready(data: Any) -> bool:
@@ -117,34 +148,36 @@ def _first(splits: Splits, *names: str) -> str:
     return next((name for name in names if name in splits), next(iter(splits)))
 
 
-def labelled_splits(splits: Splits, settings: Settings) -> Splits:
+def labelled_splits(splits: Splits, names: Format, settings: Settings) -> Splits:
     """The splits that have labels."""
     if len(splits) == 1:
         return splits
     labelled = {}
     for name, table in splits.items():
-        if has_labels(table, settings):
+        if has_labels(table, names, settings):
             labelled[name] = table
         else:
             log.info("the %s split has no labels and is ignored", name)
     return labelled or splits
 
 
-def read_rows(wanted: Sequence[tuple[Splits, str, bool]], task: LabelTask, settings: Settings) -> list[list[Row]]:
+def read_rows(
+    wanted: Sequence[tuple[Splits, str, bool]], task: RowTask, tokenizer: Any, settings: Settings
+) -> list[list[Row]]:
     """Read the rows of some splits, given with whether they need labels; all labels are mapped by a single mapping."""
     tables = [splits[split] for splits, split, _ in wanted]
-    columns = [find_columns(table, settings) for table in tables]
-    texts = [read_texts(table, each.text) for table, each in zip(tables, columns, strict=True)]
-    pairs = [
-        [None] * len(table) if each.pair is None else read_texts(table, each.pair)
-        for table, each in zip(tables, columns, strict=True)
-    ]
+    columns = [find_columns(table, task.format, settings) for table in tables]
+    texts = [task.read_texts(table, each, tokenizer, settings) for table, each in zip(tables, columns, strict=True)]
+    if not task.labelled:
+        return [[Row(*words, None) for words in table] for table in texts]
     labels = _read_labels(wanted, [each.label for each in columns], task, settings)
-    return [[Row(*row) for row in zip(*each, strict=True)] for each in zip(texts, pairs, labels, strict=True)]
+    return [
+        [Row(*words, label) for words, label in zip(*table, strict=True)] for table in zip(texts, labels, strict=True)
+    ]
 
 
 def _read_labels(
-    wanted: Sequence[tuple[Splits, str, bool]], names: Sequence[str | None], task: LabelTask, settings: Settings
+    wanted: Sequence[tuple[Splits, str, bool]], names: Sequence[str | None], task: RowTask, settings: Settings
 ) -> list[Sequence[Label | None]]:
     """Read the labels of each split; None for rows that need no labels and whose labels can't be read."""
     found: list[Sequence[Label | None]] = [[None] * len(splits[split]) for splits, split, _ in wanted]
@@ -168,7 +201,7 @@ def _read_labels(
         column
         for splits in {id(splits): splits for splits, _, _ in wanted}.values()
         for split, table in splits.items()
-        if (id(splits), split) not in used and (column := other_labels(table, settings)) is not None
+        if (id(splits), split) not in used and (column := other_labels(table, task.format, settings)) is not None
     ]
     try:
         mapped = task.map_labels([*columns.values(), *unused], settings)

@@ -1,20 +1,41 @@
-"""A row of text and its label."""
+"""A row of the data, and what it becomes for the model."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-Label = int | float | tuple[float, ...]
+Text = str | tuple[Any, ...]
+"""A text, or several parts of one, such as the words of a sentence."""
+Label = int | float | tuple[Any, ...]
 
 
 class Row(NamedTuple):
-    """A sentence or a pair of sentences, and its label as the model's number (None if there is none)."""
+    """A text or a pair of texts, and its label as the model's number, or numbers (None if there is none)."""
 
-    text: str
-    pair: str | None
+    text: Text
+    pair: Text | None
     label: Label | None
 
     @property
-    def words(self) -> tuple[str, str | None]:
+    def words(self) -> tuple[Text, Text | None]:
         """The text, which decides whether two rows are the same, whatever their labels."""
         return self.text, self.pair
+
+
+class Encoded(NamedTuple):
+    """A row, or a part of it, as one row of a batch: the model's inputs without padding and the label.
+
+    `row` is the number of the row it was made from. `label` is a list if there is one for every token. `positions` is 1
+    for the tokens whose outputs count, where the model has an output for every token. `note` is anything that the task
+    needs to judge the outputs.
+    """
+
+    inputs: dict[str, list[Any]]
+    label: Any
+    row: int
+    positions: list[int] | None = None
+    note: Any = None
+
+    def __len__(self) -> int:
+        """The number of tokens."""
+        return len(self.inputs["input_ids"])

@@ -12,7 +12,7 @@ from torch import nn
 
 from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.encoding import encode, token_counts
-from greedy_gnorm.data.loading import LabelTask, is_ready, labelled_splits, read_rows, ready_sets
+from greedy_gnorm.data.loading import RowTask, is_ready, labelled_splits, needs_row_labels, read_rows, ready_sets
 from greedy_gnorm.data.rows import Row
 from greedy_gnorm.data.sources import WHOLE, Splits, read_splits
 from greedy_gnorm.data.splits import sampled, split_rows, warn_of_overlap
@@ -32,7 +32,7 @@ LITTLE = 100
 def run_batches(
     model: nn.Module,
     tokenizer: Any,
-    task: LabelTask,
+    task: RowTask,
     data: Any,
     eval_data: Any,
     settings: Settings,
@@ -48,30 +48,32 @@ def run_batches(
     if is_ready(data) or is_ready(eval_data):
         scoring, evaluation = ready_sets(task, data, eval_data, settings)
         return {SCORING: scoring, EVALUATION: evaluation, **({CALIBRATION: scoring} if calibrated else {})}
-    pool, choosing, test = divided_rows(task, data, eval_data, settings, needs_labels=needs_labels)
-    sets = {SCORING: encode(sampled(pool, settings.samples, settings.seed), model, tokenizer, settings)}
+    pool, choosing, test = divided_rows(task, tokenizer, data, eval_data, settings, needs_labels=needs_labels)
+    sets = {SCORING: encode(sampled(pool, settings.samples, settings.seed), model, tokenizer, task, settings)}
     if calibrated:
-        sets[CALIBRATION] = calibration_batches(pool, model, tokenizer, settings)
+        sets[CALIBRATION] = calibration_batches(pool, model, tokenizer, task, settings)
     for use, rows in ((EVALUATION, choosing), (TEST, test)):
         if rows is not None:
-            sets[use] = encode(rows, model, tokenizer, settings, use)
-            if settings.labels == "data":
+            sets[use] = encode(rows, model, tokenizer, task, settings, use)
+            if needs_row_labels(task, settings):
                 task.check_labels([row.label for row in rows])
     return sets
 
 
-def calibration_batches(pool: Sequence[Row], model: nn.Module, tokenizer: Any, settings: Settings) -> Batches:
+def calibration_batches(
+    pool: Sequence[Row], model: nn.Module, tokenizer: Any, task: RowTask, settings: Settings
+) -> Batches:
     """As many of these rows as have the tokens that calibration takes, in a seeded order."""
     order = np.random.default_rng(settings.seed).permutation(len(pool)).tolist()
     rows = [pool[place] for place in order[: settings.calibration_tokens]]  # a row has at least one token
-    ends = np.cumsum(token_counts(rows, model, tokenizer))
+    ends = np.cumsum(token_counts(rows, model, tokenizer, task, settings))
     count = min(int(np.searchsorted(ends, settings.calibration_tokens)) + 1, len(rows))
     log.info("calibration: %d rows, %d tokens", count, ends[count - 1])
-    return encode(rows[:count], model, tokenizer, settings, CALIBRATION)
+    return encode(rows[:count], model, tokenizer, task, settings, CALIBRATION)
 
 
 def divided_rows(
-    task: LabelTask, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool
+    task: RowTask, tokenizer: Any, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool
 ) -> tuple[list[Row], list[Row], list[Row] | None]:
     """Rows to score and calibrate on, to choose a step on, and to test on.
 
@@ -79,7 +81,7 @@ def divided_rows(
     it serves both uses, a part of its rows each: a model knows its training rows too well. A single table is divided in
     three, or in two if it is small.
     """
-    pool, validation, test = _splits_by_use(task, data, eval_data, settings, needs_labels=needs_labels)
+    pool, validation, test = _splits_by_use(task, tokenizer, data, eval_data, settings, needs_labels=needs_labels)
     if validation is None and test is None:
         if len({row.words for row in pool}) < LITTLE:
             pool, validation = split_rows(pool, settings.samples, settings.seed)
@@ -92,7 +94,7 @@ def divided_rows(
             pool, test = _held_out(pool, settings.seed + 1, TEST)
             pool, validation = _held_out(pool, settings.seed, EVALUATION)
     elif validation is None and test is not None:
-        labelled = settings.labels == "own" or all(row.label is not None for row in pool)
+        labelled = not needs_row_labels(task, settings) or all(row.label is not None for row in pool)
         if eval_data is not None and labelled:
             pool, validation = _held_out(pool, settings.seed, EVALUATION)
         else:
@@ -108,10 +110,10 @@ def divided_rows(
 
 
 def compared_rows(
-    task: LabelTask, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool
+    task: RowTask, tokenizer: Any, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool
 ) -> tuple[list[Row], list[Row]]:
     """Rows to draw scoring samples and calibration rows from, and test rows: no step is chosen on other rows."""
-    pool, validation, test = _splits_by_use(task, data, eval_data, settings, needs_labels=needs_labels)
+    pool, validation, test = _splits_by_use(task, tokenizer, data, eval_data, settings, needs_labels=needs_labels)
     if test is None and validation is None:
         pool, test = _held_out(pool, settings.seed + 1, TEST)
     rows = validation if test is None else test
@@ -123,14 +125,14 @@ def compared_rows(
 
 
 def _splits_by_use(
-    task: LabelTask, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool
+    task: RowTask, tokenizer: Any, data: Any, eval_data: Any, settings: Settings, *, needs_labels: bool
 ) -> tuple[list[Row], list[Row] | None, list[Row] | None]:
     """The rows of the splits that the data has, for training, validation and test; the first always exists."""
-    needed = settings.labels == "data"
+    needed = needs_row_labels(task, settings)
     splits = read_splits(data)
     if needed:
         splits = {name: splits[name] for name in splits if name == "train" and not needs_labels} | labelled_splits(
-            splits, settings
+            splits, task.format, settings
         )
     tests = None if eval_data is None else read_splits(eval_data)
     for_all = needs_labels or (len(splits) == 1 and tests is None)
@@ -140,7 +142,7 @@ def _splits_by_use(
     if tests is not None:
         name = next(each for each in ("test", "validation", WHOLE, "train") if each in tests)
         wanted.append((tests, name, needed))
-    tables = read_rows(wanted, task, settings)
+    tables = read_rows(wanted, task, tokenizer, settings)
     named = dict(zip(splits, tables, strict=False))
     test = tables[-1] if tests is not None else named.get("test")
     pools = (name for name in ("train", WHOLE, "validation", "test") if name in named)

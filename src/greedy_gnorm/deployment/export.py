@@ -230,8 +230,8 @@ def _quality(runner: Runner, rows: Batches, task: Task) -> float:
     for batch in rows:
         assert batch.labels is not None
         outputs: Any = runner(batch.inputs)
-        tables.append(task.row_statistics(outputs.double(), batch.labels))
-    return task.measures(torch.cat(tables).numpy())[task.quality]
+        tables.append(task.row_statistics(outputs.double(), batch.labels, batch))
+    return task.measures(task.combined(torch.cat(tables).numpy()))[task.quality]
 
 
 def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: str | None) -> Batches:

@@ -14,7 +14,7 @@ from torch import nn
 
 from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.families import FAMILIES
-from greedy_gnorm.model.modeling_pruned import RECORDS, pruned_class
+from greedy_gnorm.model.modeling_pruned import RECORDS, auto_class_of, pruned_class
 from greedy_gnorm.model.sites import find_sites, parse_record
 from greedy_gnorm.model.source import locate
 from greedy_gnorm.units import by_site
@@ -73,6 +73,11 @@ def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
         raise
     except Exception as error:  # transformers raises many kinds of errors on a damaged file
         raise GnormError(f"Can't read a model configuration from {name}: {_one_line(error)}") from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(
+            f"{name} is an encoder-decoder ({config.model_type}), which is not supported yet; supported model types "
+            f"are: {', '.join(FAMILIES)}."
+        )
     if config.model_type not in FAMILIES:
         raise UnsupportedModel(
             f"{name} is a model of type {config.model_type!r}; supported model types are: {', '.join(FAMILIES)}."
@@ -96,7 +101,7 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
 
 
 def skeleton(config: Any) -> Any:
-    """Build a classifier on the meta device, without weights and without the units recorded as removed."""
+    """Build a model on the meta device, without weights and without the units recorded as removed."""
     plain = _model_class(config)
     try:
         with torch.device("meta"):
@@ -153,10 +158,11 @@ def configuration_fingerprint(config: Any) -> str:
 
 
 def _model_class(config: Any) -> Any:
-    """The class that saved the model if it is a classifier of transformers, else the classifier of its family."""
+    """The class that saved the model if it is one of transformers that can be pruned, else a classifier's."""
     for name in config.architectures or ():
-        if name.endswith("ForSequenceClassification") and hasattr(transformers, name):
-            return getattr(transformers, name)
+        plain = getattr(transformers, name.removeprefix("Pruned"), None)
+        if plain is not None and auto_class_of(plain) is not None:
+            return plain
     return transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
 
 

@@ -4,8 +4,9 @@ This file is saved with the weights of a pruned model and requires only torch an
 
     AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True)
 
-config.json says which heads were removed (`pruned_heads`, {layer: [heads]}) and where this kind of model keeps its
-units (`pruned_layout`). The class is called `Pruned` plus the name of the class in transformers.
+or with the auto class of another task. config.json says which heads were removed (`pruned_heads`, {layer: [heads]}) and
+where this kind of model keeps its units (`pruned_layout`). The class is called `Pruned` plus the name of the class in
+transformers.
 """
 
 import functools
@@ -20,6 +21,18 @@ from transformers.pytorch_utils import Conv1D
 
 RECORDS = {"attention": "pruned_heads", "ffn": "pruned_neurons"}
 """The attribute of a configuration that records removed units, by kind of site: {site: [units]}."""
+
+AUTO_CLASSES = {
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "ForMultipleChoice": "AutoModelForMultipleChoice",
+    "ForImageClassification": "AutoModelForImageClassification",
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "Model": "AutoModel",
+}
+"""The auto class that loads a class of transformers, by the end of its name."""
 
 
 def plain(units: int, sizes: Sequence[int]) -> list[list[range]]:
@@ -143,12 +156,28 @@ def _sites_of_kind(model: Any, layouts: list[dict[str, Any]], kind: str) -> list
 def pruned_class(plain_class: Any) -> Any:
     """The pruned version of a class of transformers."""
     # With `_auto_class` set, transformers saves this file, and names it in config.json, with every model of the class
-    is_classifier = plain_class.__name__.endswith("ForSequenceClassification")
-    names = {"__module__": __name__, "_auto_class": "AutoModelForSequenceClassification" if is_classifier else None}
+    auto_class = auto_class_of(plain_class)
+    names = {"__module__": __name__, "_auto_class": auto_class}
     pruned = type(f"Pruned{plain_class.__name__}", (Pruned, plain_class), names)
-    if is_classifier:
-        _register(pruned, transformers.AutoModelForSequenceClassification)
+    if auto_class is not None:
+        _register(pruned, getattr(transformers, auto_class))
     return pruned
+
+
+def auto_class_of(model_class: type) -> str | None:
+    """The auto class that loads models of a class, if this file supports it.
+
+    A class that is not one of transformers, nor named like one, is taken for a sequence classifier.
+    """
+    for each in model_class.__mro__:
+        if each.__name__.endswith("PreTrainedModel"):
+            break
+        for ending, auto_class in AUTO_CLASSES.items():
+            if each.__name__.endswith(ending):
+                return auto_class
+        if "For" in each.__name__ or each.__module__.startswith("transformers.models."):
+            return None
+    return "AutoModelForSequenceClassification"
 
 
 def _register(pruned: Any, auto_class: Any) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.modeling_pruned import (
     RECORDS,
+    auto_class_of,
     keep_units,
     kept_channels,
     pruned_class,
@@ -55,9 +56,9 @@ def record_removed(sites: Sites, config: Any) -> None:
 
 
 def _use_pruned_class(model: nn.Module) -> None:
-    """Change a classifier's class to its pruned version, which saves a checkpoint that can be loaded again."""
+    """Change a model's class to its pruned version, which saves a checkpoint that can be loaded again."""
     plain: Any = type(model)
-    if plain.__module__.startswith("transformers.models.") and plain.__name__.endswith("ForSequenceClassification"):
+    if plain.__module__.startswith("transformers.models.") and auto_class_of(plain) is not None:
         model.__class__ = pruned_class(plain)
 
 

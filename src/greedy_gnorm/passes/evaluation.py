@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -99,14 +100,16 @@ def row_statistics(sites: Sites, batches: Batches) -> Tensor:
         for batch in counted(batches.items, "Evaluating", "batch"):
             exact = outputs(sites, batch).double()
             tables = [
-                task.row_statistics(exact, _labels(batch, source).to(exact.device)) for source in batches.judged_by
+                task.row_statistics(exact, _labels(batch, source).to(exact.device), batch)
+                for source in batches.judged_by
             ]
             finite = torch.isfinite(exact.cpu()).flatten(1).all(1)
             found.append(torch.cat(tables, dim=1).cpu().masked_fill(~finite[:, None], torch.nan))
     statistics = gather_rows(found, [batch.rows for batch in batches])
     if not torch.isfinite(statistics).all():
         raise NonFiniteScore("The model's outputs on evaluation rows are NaN or infinite. Check its weights for NaN.")
-    return statistics
+    sources = by_source(batches, statistics.numpy()).values()
+    return torch.from_numpy(np.hstack([task.combined(table) for table in sources]))
 
 
 def _labels(batch: Batch, source: str) -> Tensor:
@@ -120,7 +123,9 @@ def with_drawn_labels(model: nn.Module, batches: Batches) -> Batches:
     """The same rows with labels drawn from this model's predictions, with the seed of the batches."""
     task, chance = task_of(model), torch.Generator().manual_seed(batches.seed)
     with evaluating(model), torch.no_grad():
-        items = [replace(batch, labels=task.drawn_labels(task.outputs(model, batch), chance)) for batch in batches]
+        items = [
+            replace(batch, labels=task.drawn_labels(task.outputs(model, batch), batch, chance)) for batch in batches
+        ]
     return replace(batches, items=tuple(items))
 
 
@@ -128,6 +133,8 @@ def with_predictions(model: nn.Module, batches: Batches) -> Batches:
     """The same rows, on which agreement with this model is measured too, or instead where they have no labels."""
     task = task_of(model)
     with evaluating(model), torch.no_grad():
-        items = [replace(batch, predicted=task.predicted_labels(task.outputs(model, batch))) for batch in batches]
+        items = [
+            replace(batch, predicted=task.predicted_labels(task.outputs(model, batch), batch)) for batch in batches
+        ]
     labelled = all(batch.labels is not None for batch in items)
     return replace(batches, items=tuple(items), judged_by=(PREDICTED, LABELS) if labelled else (PREDICTED,))

@@ -26,6 +26,8 @@ from greedy_gnorm.units import Matrix, Measure, Vector
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
+    from greedy_gnorm.data.batches import Batch
+
 ACCURACY, MACRO_F1, MICRO_F1, F1, MCC, R2 = (
     Measure(name, largest=1.0) for name in ("accuracy", "macro_f1", "micro_f1", "f1", "mcc", "r2")
 )
@@ -40,8 +42,7 @@ class SequenceTask(Task):
 
     @classmethod
     def fits(cls, model: nn.Module) -> bool:
-        made_for = {part.__name__.partition("For")[2] for part in type(model).__mro__ if "For" in part.__name__}
-        if made_for and "SequenceClassification" not in made_for:
+        if not super().fits(model):
             return False
         config: Any = model.config
         implied = Regression.name if config.num_labels == 1 else SingleLabel.name
@@ -50,7 +51,7 @@ class SequenceTask(Task):
     def has_right_shape(self, logits: Tensor) -> bool:
         return logits.ndim == 2
 
-    def row_norms(self, outputs: Tensor) -> Tensor:
+    def row_norms(self, outputs: Tensor, batch: Batch) -> Tensor:
         import torch
 
         norms: Tensor = torch.linalg.vector_norm(outputs, dim=-1)
@@ -100,10 +101,10 @@ class SingleLabel(SequenceTask):
 
         return functional.cross_entropy(outputs, labels, reduction="none")
 
-    def predicted_labels(self, outputs: Tensor) -> Tensor:
+    def predicted_labels(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.argmax(-1)
 
-    def drawn_labels(self, outputs: Tensor, chance: Generator) -> Tensor:
+    def drawn_labels(self, outputs: Tensor, batch: Batch, chance: Generator) -> Tensor:
         import torch
 
         return torch.multinomial(outputs.double().softmax(-1).cpu(), 1, generator=chance)[:, 0].to(outputs.device)
@@ -111,7 +112,7 @@ class SingleLabel(SequenceTask):
     def right_rows(self, statistics: Matrix, measure: str) -> NDArray[np.bool_] | None:
         return statistics[:, 0] == statistics[:, 1] if measure == ACCURACY.name else None
 
-    def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def row_statistics(self, outputs: Tensor, labels: Tensor, batch: Batch) -> Tensor:
         """Label, prediction, loss, probability of the prediction."""
         import torch
 
@@ -173,15 +174,15 @@ class MultiLabel(SequenceTask):
 
         return functional.binary_cross_entropy_with_logits(outputs, labels.to(outputs), reduction="none").mean(-1)
 
-    def predicted_labels(self, outputs: Tensor) -> Tensor:
+    def predicted_labels(self, outputs: Tensor, batch: Batch) -> Tensor:
         return (outputs > 0).to(outputs.dtype)
 
-    def drawn_labels(self, outputs: Tensor, chance: Generator) -> Tensor:
+    def drawn_labels(self, outputs: Tensor, batch: Batch, chance: Generator) -> Tensor:
         import torch
 
         return torch.bernoulli(outputs.double().sigmoid().cpu(), generator=chance).to(outputs)
 
-    def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def row_statistics(self, outputs: Tensor, labels: Tensor, batch: Batch) -> Tensor:
         """The labels, the predictions, the loss."""
         import torch
 
@@ -256,17 +257,17 @@ class Regression(SequenceTask):
 
         return functional.mse_loss(outputs, labels.to(outputs).view_as(outputs), reduction="none").mean(-1)
 
-    def predicted_labels(self, outputs: Tensor) -> Tensor:
+    def predicted_labels(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.view(len(outputs))
 
-    def drawn_labels(self, outputs: Tensor, chance: Generator) -> Tensor:
+    def drawn_labels(self, outputs: Tensor, batch: Batch, chance: Generator) -> Tensor:
         """The output plus noise of unit variance, as the squared error assumes."""
         import torch
 
         noise = torch.randn(len(outputs), generator=chance, dtype=torch.float64)
-        return self.predicted_labels(outputs) + noise.to(outputs)
+        return self.predicted_labels(outputs, batch) + noise.to(outputs)
 
-    def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def row_statistics(self, outputs: Tensor, labels: Tensor, batch: Batch) -> Tensor:
         """Label, prediction, loss."""
         import torch
 

@@ -68,7 +68,7 @@ def objective(
 @objective("logit-norm", about="the l2 norm of the logits (the paper's choice)", reads=LOGITS)
 def logit_norm(model: nn.Module, batch: Batch) -> Tensor:
     task = task_of(model)
-    return task.row_norms(task.outputs(model, batch))
+    return task.row_norms(task.outputs(model, batch), batch)
 
 
 @objective("loss", about="the task's loss", reads=LOGITS, needs_labels=True)

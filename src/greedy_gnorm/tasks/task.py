@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from greedy_gnorm.data.columns import LabelColumn
-from greedy_gnorm.data.rows import Label
+from greedy_gnorm.data.columns import SENTENCES, Columns, Format, LabelColumn, read_texts
+from greedy_gnorm.data.rows import Encoded, Label, Row, Text
 from greedy_gnorm.errors import DataError, GnormError, UnsupportedModel
 from greedy_gnorm.registry import Registry, suggestion
 from greedy_gnorm.settings import Settings
@@ -35,9 +35,14 @@ class Task(ABC):
     """Whether each row has one correct class."""
     auto_class: ClassVar[str]
     pipeline: ClassVar[str]
+    format: ClassVar[Format] = SENTENCES
+    """The common names of columns in the data of this task."""
+    labelled: ClassVar[bool] = True
+    """Whether rows need labels of their own: those of a language model are its text."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, model: nn.Module | None = None) -> None:
         self.config = config
+        self.model = model
 
     @property
     def quality(self) -> str:
@@ -60,9 +65,25 @@ class Task(ABC):
         return self.metrics
 
     @classmethod
-    @abstractmethod
     def fits(cls, model: nn.Module) -> bool:
         """Whether this is the model's task."""
+        from greedy_gnorm.model.modeling_pruned import auto_class_of
+
+        return auto_class_of(type(model)) == cls.auto_class
+
+    def read_texts(
+        self, table: Any, columns: Columns, tokenizer: Any, settings: Settings
+    ) -> list[tuple[Text, Text | None]]:
+        """The text of each row, and the second text where there is one."""
+        texts = read_texts(table, columns.text)
+        pairs = [None] * len(texts) if columns.pair is None else read_texts(table, columns.pair)
+        return list(zip(texts, pairs, strict=True))
+
+    def encode(self, rows: Sequence[Row], tokenizer: Any, limit: int, settings: Settings) -> tuple[list[Encoded], int]:
+        """The rows as the model takes them, of at most `limit` tokens each, and how many rows were truncated."""
+        from greedy_gnorm.data.encoding import tokenised
+
+        return tokenised(rows, tokenizer, limit)
 
     @abstractmethod
     def map_labels(self, columns: Sequence[LabelColumn], settings: Settings) -> list[list[Label]]:
@@ -97,7 +118,7 @@ class Task(ABC):
         """Whether the logits have the shape of this task."""
 
     @abstractmethod
-    def row_norms(self, outputs: Tensor) -> Tensor:
+    def row_norms(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The norm of each row's output, (B,): the paper's objective."""
 
     @abstractmethod
@@ -105,11 +126,11 @@ class Task(ABC):
         """The loss of each row, (B,)."""
 
     @abstractmethod
-    def predicted_labels(self, outputs: Tensor) -> Tensor:
+    def predicted_labels(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The labels that these outputs predict, as the labels of the data are given."""
 
     @abstractmethod
-    def drawn_labels(self, outputs: Tensor, chance: Generator) -> Tensor:
+    def drawn_labels(self, outputs: Tensor, batch: Batch, chance: Generator) -> Tensor:
         """Labels drawn at random from the distribution that these outputs describe."""
 
     def right_rows(self, statistics: Matrix, measure: str) -> NDArray[np.bool_] | None:
@@ -117,11 +138,15 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def row_statistics(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The numbers that the measures need from each row, (B, S) in float64.
+    def row_statistics(self, outputs: Tensor, labels: Tensor, batch: Batch) -> Tensor:
+        """The numbers that the measures need from each row of a batch, (B, S) in float64.
 
         Only these, not the outputs, are collected from all batches and processes, in one (N, S) table.
         """
+
+    def combined(self, statistics: Matrix) -> Matrix:
+        """The statistics of the rows of the data, from those of the rows of all batches, which may be parts of them."""
+        return statistics
 
     @abstractmethod
     def measures(self, statistics: Matrix) -> Mapping[str, float]:
@@ -168,7 +193,7 @@ def task_of(model: nn.Module) -> Task:
     config: Any = model.config
     for name in TASKS:
         if TASKS[name].fits(model):
-            return TASKS[name](config)
+            return TASKS[name](config, model)
     problem = getattr(config, "problem_type", None)
     raise UnsupportedModel(
         f"The model's problem_type is {problem!r} with {getattr(config, 'num_labels', '?')} outputs; supported tasks "
