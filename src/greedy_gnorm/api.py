@@ -253,7 +253,7 @@ def compress(
     max_drop: float | None = None,
     rounds: int = 20,
     uniform: bool = False,
-    multiple_of: int = 1,
+    multiple_of: int | None = None,
     shape: str | None = None,
     dtype: str = "auto",
     device: str | None = None,
@@ -308,7 +308,8 @@ def compress(
         max_drop: Quality to lose at most; 0.01 is one point of accuracy. Default: 0.01 if no target is given.
         rounds: Rounds of removing, fitting and scoring again.
         uniform: Keep the same number of units in every layer.
-        multiple_of: Keep a multiple of this number of neurons in every layer.
+        multiple_of: Keep a multiple of this number of neurons in a layer. Default: 16 in layers of 512 neurons or
+            more, else 1.
         shape: Rows and tokens of the batch that multiplications and times are stated for, such as "8x128". Default: the
             lengths of the data.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32

@@ -211,7 +211,11 @@ class Settings(BaseModel):
     )
     rounds: Positive = _setting(20, "Rounds of removing, fitting and scoring again.")
     uniform: bool = _setting(False, "Keep the same number of units in every layer.")
-    multiple_of: Positive = _setting(1, "Keep a multiple of this number of neurons in every layer.")
+    multiple_of: Positive | None = _setting(
+        None,
+        "Keep a multiple of this number of neurons in a layer. Default: 16 in layers of 512 neurons or more, else 1.",
+        "a whole number",
+    )
     shape: Shape | None = _setting(
         None,
         "Rows x tokens of the batch that multiplications and times are stated for. Default: the lengths of the data.",

@@ -150,6 +150,16 @@ def test_widths_are_multiples():
     assert [width % 4 for width in widths if width not in (21, 24)] == [0] * sum(w not in (21, 24) for w in widths)
 
 
+def test_wide_layers_keep_multiples_of_sixteen_by_default():
+    for neurons, multiple in ((512, 16), (500, 1)):
+        sites = find_sites(tiny_model("bert", intermediate_size=neurons))
+        costs, scores = Costs(sites, 4, SHAPE), random_scores(sites)
+        remove(sites, pick_round(scores, sites, removable(scores), budget_of(costs, sites, 0.4), costs, 1))
+        widths = [len(site.survivors) for site in sites if site.kind == "ffn"]
+        assert any(width < neurons for width in widths)
+        assert all(width % 16 == 0 for width in widths) == (multiple == 16)
+
+
 def test_uniform_layers_keep_the_same_number():
     sites = find_sites(tiny_model("bert"))
     costs, scores = Costs(sites, 4, SHAPE), random_scores(sites)

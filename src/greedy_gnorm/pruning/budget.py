@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.model.sites import Sites
+from greedy_gnorm.model.sites import Site, Sites
 from greedy_gnorm.model.sizes import MEGABYTE
 from greedy_gnorm.pruning.costs import Costs
 from greedy_gnorm.settings import Settings
-from greedy_gnorm.units import UNIT_WORDS, Cost, Scores, Unit
+from greedy_gnorm.units import FFN, UNIT_WORDS, Cost, Scores, Unit
 
 FLOOR = 0.1
 """The share of multiplications where a compression without a target ends at the latest."""
@@ -36,14 +36,14 @@ class Budget:
     """Targets that must all be reached, and how far towards them each round goes.
 
     `schedule` holds the progress after each round, from 0 to 1: after a round with progress p, the cost is at most
-    start * (limit / start) ** p. Widths are kept at a multiple of `multiple_of`; with `uniform` all sites of a kind
-    keep the same number of units.
+    start * (limit / start) ** p. Feed-forwards keep a multiple of `multiple_of` neurons, by default one that machines
+    like where there are many; with `uniform` all sites of a kind keep the same number of units.
     """
 
     targets: tuple[Target, ...]
     start: Cost
     schedule: tuple[float, ...]
-    multiple_of: int = 1
+    multiple_of: int | None = None
     uniform: bool = False
 
     @property
@@ -113,7 +113,7 @@ def comparison_budget(start: Cost, rounds: int) -> Budget:
     """The budget of a walk that passes through the shares that are compared, and ends at the last one."""
     limit = COMPARED[-1] * part_of(start, "multiplications")
     target = Target(f"{COMPARED[-1]:.0%} of the multiplications", "multiplications", limit)
-    return Budget((target,), start, schedule_through(COMPARED, rounds))
+    return Budget((target,), start, schedule_through(COMPARED, rounds), multiple_of=1)
 
 
 def _targets(given: Settings, start: Cost) -> Iterator[Target]:
@@ -256,10 +256,7 @@ def bundles(scores: Scores, sites: Sites, removable: Sequence[Unit], budget: Bud
     by_site: dict[int, list[Unit]] = {site.index: [] for site in sites}
     for unit in removable:
         by_site[unit.site].append(unit)
-    chunks = {
-        site.index: _chunks(by_site[site.index], len(site.survivors), budget.multiple_of if site.kind == "ffn" else 1)
-        for site in sites
-    }
+    chunks = {site.index: _chunks(by_site[site.index], len(site.survivors), _multiple(site, budget)) for site in sites}
     groups = [[site.index] for site in sites]
     if budget.uniform:
         groups = [[site.index for site in sites if site.kind == kind] for kind in UNIT_WORDS]
@@ -267,6 +264,16 @@ def bundles(scores: Scores, sites: Sites, removable: Sequence[Unit], budget: Bud
         for together in zip(*(chunks[index] for index in group), strict=False):
             units = tuple(unit for chunk in together for unit in chunk)
             yield Bundle(units, float(sum(scores.vectors[unit.site][unit.index] for unit in units)))
+
+
+WIDE, PREFERRED = 512, 16
+"""A feed-forward of so many neurons or more keeps a multiple of the second number: matrix products are faster then."""
+
+
+def _multiple(site: Site, budget: Budget) -> int:
+    if site.kind != FFN:
+        return 1
+    return budget.multiple_of or (PREFERRED if site.total >= WIDE else 1)
 
 
 def _chunks(units: Sequence[Unit], left: int, multiple: int) -> list[Sequence[Unit]]:
