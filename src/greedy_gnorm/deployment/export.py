@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,9 @@ from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.loading import evaluation_batches
 from greedy_gnorm.data.sets import EVALUATION, TEST
 from greedy_gnorm.deployment.speed import timed
-from greedy_gnorm.errors import DataError, GnormError, RunFolderError
+from greedy_gnorm.errors import DataError, GnormError, RunFolderError, UnsupportedModel
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
+from greedy_gnorm.model.modeling_pruned import auto_class_of
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.sizes import parameter_count
 from greedy_gnorm.model.surgery import fill_empty_sites
@@ -95,7 +97,7 @@ def check_installed() -> None:
 def _write(model: Any, folder: Path, tolerance: float) -> dict[str, Any]:
     path = folder / "model.onnx"
     with torch.inference_mode():
-        if not torch.isfinite(model(**_inputs(model, *CHECKED[-1])).logits).all():
+        if not all(torch.isfinite(each).all() for each in _named_outputs(model, _inputs(model, *CHECKED[-1]))):
             raise GnormError("The model's outputs are NaN or infinite. Are all of its weights finite?")
     with phase("Writing ONNX"):
         to_onnx(model, path)
@@ -103,7 +105,7 @@ def _write(model: Any, folder: Path, tolerance: float) -> dict[str, Any]:
     difference = largest_difference(model, runner)
     if not difference <= tolerance:
         raise GnormError(
-            f"The logits of the ONNX model differ from torch by {difference:.2e}, more than {tolerance:.0e}: the model "
+            f"The ONNX model's outputs differ from torch by {difference:.2e}, more than {tolerance:.0e}: the model "
             f"was not kept. Use a larger --tolerance to accept it."
         )
     return {
@@ -118,34 +120,61 @@ def to_onnx(model: Any, path: Path) -> None:
     """Export with a dynamic number of rows and tokens."""
     shown = copy.deepcopy(model).eval()
     fill_empty_sites(shown)  # runtimes refuse to reshape the empty tensors of a layer without heads
-    inputs = _inputs(model, 3, 17)
+    inputs, outputs = _inputs(model, 3, 17), output_names(model)
     dynamic = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
     with _quiet():
         torch.onnx.export(
-            _Logits(shown),
+            _Outputs(shown, outputs),
             (),
             path,
             kwargs=dict(inputs),
             dynamo=True,
             input_names=list(inputs),
-            output_names=["logits"],
+            output_names=outputs,
             dynamic_shapes=dynamic,
             external_data=4 * parameter_count(model) > ONE_FILE,
             verbose=False,
         )
 
 
-class _Logits(nn.Module):
-    """The model as a function from tokens to logits."""
+OUTPUTS = {
+    "AutoModelForSequenceClassification": ["logits"],
+    "AutoModelForTokenClassification": ["logits"],
+    "AutoModelForQuestionAnswering": ["start_logits", "end_logits"],
+    "AutoModel": ["last_hidden_state"],
+}
+"""What an ONNX model returns, by its auto class: the names that transformers gives these outputs."""
 
-    def __init__(self, model: Any) -> None:
+
+def output_names(model: nn.Module) -> list[str]:
+    """The outputs of an exported model; refuses models that can't be exported."""
+    auto_class = auto_class_of(type(model))
+    if auto_class not in OUTPUTS:
+        raise UnsupportedModel(
+            f"{type(model).__name__} can't be exported to ONNX: supported are models of {', '.join(OUTPUTS)}."
+        )
+    return OUTPUTS[auto_class]
+
+
+class _Outputs(nn.Module):
+    """The model as a function from tokens to its named outputs."""
+
+    def __init__(self, model: Any, names: list[str]) -> None:
         super().__init__()
         self.model = model
+        self.names = names
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
-        return logits
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)
+        return tuple(getattr(outputs, name) for name in self.names)
+
+
+def _named_outputs(model: Any, inputs: Inputs) -> list[Tensor]:
+    outputs = model(**inputs)
+    return [getattr(outputs, name) for name in output_names(model)]
 
 
 def onnx_runner(path: Path) -> Runner:
@@ -157,22 +186,24 @@ def onnx_runner(path: Path) -> Runner:
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = {value.name for value in session.get_inputs()}
 
-    def run(inputs: Inputs) -> Tensor:
+    def run(inputs: Inputs) -> SimpleNamespace:
         given = {name: tensor.cpu().numpy() for name, tensor in inputs.items() if name in names}
-        return torch.from_numpy(session.run(["logits"], given)[0])
+        outputs = zip(session.get_outputs(), session.run(None, given), strict=True)
+        return SimpleNamespace(**{output.name: torch.from_numpy(array) for output, array in outputs})
 
     return run
 
 
 def largest_difference(model: Any, runner: Runner) -> float:
-    """Between the logits of torch and of another runtime, on batches of several shapes with padding."""
+    """Between the outputs of torch and of another runtime, on batches of several shapes with padding."""
     largest = 0.0
     with torch.inference_mode():
         for rows, tokens in CHECKED:
             inputs = _inputs(model, rows, tokens)
             theirs: Any = runner(inputs)
-            ours = model(**inputs).logits
-            largest = max(largest, float((ours - theirs).abs().nan_to_num(nan=torch.inf).max()))
+            for name, ours in zip(output_names(model), _named_outputs(model, inputs), strict=True):
+                apart = (ours - getattr(theirs, name)).abs().nan_to_num(nan=torch.inf)
+                largest = max(largest, float(apart.max()))
     return largest
 
 
@@ -226,10 +257,13 @@ def to_int8(whole: Path, small: Path) -> None:
 
 
 def _quality(runner: Runner, rows: Batches, task: Task) -> float:
-    tables = []
+    def model(**inputs: Tensor) -> Any:
+        return runner(inputs)
+
+    tables, as_model = [], cast(nn.Module, model)
     for batch in rows:
         assert batch.labels is not None
-        outputs: Any = runner(batch.inputs)
+        outputs = task.outputs(as_model, batch)
         tables.append(task.row_statistics(outputs.double(), batch.labels, batch))
     return task.measures(task.combined(torch.cat(tables).numpy()))[task.quality]
 
