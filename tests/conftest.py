@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ SMALL = {
     "num_labels": 3,
     "pad_token_id": 0,
 }
+GROUPED = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6, "bos_token_id": 1, "eos_token_id": 2}
+"""Four key/value heads with two query heads each, wider together than the hidden size."""
 FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "bert": {},
     "roberta": {"max_position_embeddings": 49},
@@ -47,20 +50,30 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "albert": {"embedding_size": 12, "num_hidden_layers": 4},
     "albert-groups": {"embedding_size": 12, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2},
     "distilbert": {},
+    "modernbert": {"local_attention": 8, "attention_bias": True},
+    "gpt2": {},
+    "llama": GROUPED,
+    "mistral": {**GROUPED, "sliding_window": 5},
+    "qwen2": GROUPED,
+    "qwen3": GROUPED,
 }
-DISTILBERT_NAMES = {
-    "hidden_size": "dim",
-    "num_hidden_layers": "n_layers",
-    "num_attention_heads": "n_heads",
-    "intermediate_size": "hidden_dim",
+CONFIG_NAMES = {
+    "distilbert": {
+        "hidden_size": "dim",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "intermediate_size": "hidden_dim",
+    },
+    "gpt2": {"intermediate_size": "n_inner"},
 }
+"""What families call these settings, where they have other names."""
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
     """A configuration of a few thousand parameters; `albert-groups` is ALBERT with groups and inner groups."""
     values = {**SMALL, **FAMILY_CONFIGS.get(family, {}), **changes}
-    if family == "distilbert":
-        values = {DISTILBERT_NAMES.get(name, name): value for name, value in values.items()}
+    names = CONFIG_NAMES.get(family, {})
+    values = {names.get(name, name): value for name, value in values.items()}
     return transformers.AutoConfig.for_model(family.removesuffix("-groups"), **values)
 
 
@@ -71,7 +84,46 @@ def tiny_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, *
         model = transformers.AutoModelForSequenceClassification.from_config(tiny_config(family, **changes))
         for parameter in model.parameters():
             parameter.data += 0.25 * torch.randn_like(parameter)
-    return model.to(dtype).eval()
+    for parameter in model.parameters():  # not buffers: transformers loads the frequencies of rotations in float32
+        parameter.data = parameter.data.to(dtype)
+    return model.eval()
+
+
+ROUNDED = ("llama.modeling_llama.Llama", "mistral.modeling_mistral.Mistral", "qwen2.modeling_qwen2.Qwen2")
+ROUNDED += ("qwen3.modeling_qwen3.Qwen3",)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def exact_in_float64() -> Iterator[None]:
+    """Norms and rotations in float64 where a model is: transformers rounds them to float32, which is not smooth."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ROUNDED:
+            norm = attribute(f"transformers.models.{name}RMSNorm")
+            patch.setattr(norm, "forward", exact_norm(norm.forward))
+        modernbert = importlib.import_module("transformers.models.modernbert.modeling_modernbert")
+        llama = importlib.import_module("transformers.models.llama.modeling_llama")
+        rounded = modernbert.apply_rotary_pos_emb
+
+        def rotate(q: torch.Tensor, *others: Any, **options: Any) -> Any:
+            exact = q.dtype == torch.float64
+            return (llama.apply_rotary_pos_emb if exact else rounded)(q, *others, **options)
+
+        patch.setattr(modernbert, "apply_rotary_pos_emb", rotate)
+        yield
+
+
+def attribute(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def exact_norm(rounded: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def forward(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        if hidden.dtype != torch.float64:
+            return rounded(self, hidden)
+        return self.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.variance_epsilon)
+
+    return forward
 
 
 def tiny_batch(rows: int = 5, seed: int = 0, labels: int = 3, longest: int = 12) -> dict[str, torch.Tensor]:

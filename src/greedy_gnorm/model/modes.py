@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,12 +12,18 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode (no dropout) for every module."""
+    """Evaluation mode (no dropout) for every module; a decoder keeps no cache of keys and values."""
     training = [(module, module.training) for module in model.modules()]
+    config: Any = getattr(model, "config", None)
+    cached = getattr(config, "use_cache", False)
     model.eval()
     try:
+        if cached:
+            config.use_cache = False
         yield
     finally:
+        if cached:
+            config.use_cache = cached
         for module, mode in training:
             module.training = mode
 
