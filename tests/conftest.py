@@ -89,41 +89,42 @@ def tiny_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, *
     return model.eval()
 
 
-ROUNDED = ("llama.modeling_llama.Llama", "mistral.modeling_mistral.Mistral", "qwen2.modeling_qwen2.Qwen2")
-ROUNDED += ("qwen3.modeling_qwen3.Qwen3",)
+ROUNDED = ("modernbert", "llama", "mistral", "qwen2", "qwen3")
 
 
 @pytest.fixture(autouse=True, scope="session")
 def exact_in_float64() -> Iterator[None]:
-    """Norms and rotations in float64 where a model is: transformers rounds them to float32, which is not smooth."""
+    """Norms, rotations and softmax in float64 where a model is: transformers takes them in float32 even then."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ROUNDED:
-            norm = attribute(f"transformers.models.{name}RMSNorm")
-            patch.setattr(norm, "forward", exact_norm(norm.forward))
-        modernbert = importlib.import_module("transformers.models.modernbert.modeling_modernbert")
-        llama = importlib.import_module("transformers.models.llama.modeling_llama")
-        rounded = modernbert.apply_rotary_pos_emb
-
-        def rotate(q: torch.Tensor, *others: Any, **options: Any) -> Any:
-            exact = q.dtype == torch.float64
-            return (llama.apply_rotary_pos_emb if exact else rounded)(q, *others, **options)
-
+            module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+            norm = getattr(module, f"{name.capitalize()}RMSNorm", None)
+            if norm is not None:
+                patch.setattr(norm, "forward", exact(norm.forward, 1, normalise))
+            patch.setattr(module, "eager_attention_forward", exact(module.eager_attention_forward, 1, attend))
+        modernbert, llama = (importlib.import_module(f"transformers.models.{n}.modeling_{n}") for n in ROUNDED[:2])
+        rotate = exact(modernbert.apply_rotary_pos_emb, 0, llama.apply_rotary_pos_emb)
         patch.setattr(modernbert, "apply_rotary_pos_emb", rotate)
         yield
 
 
-def attribute(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+def exact(rounded: Callable[..., Any], place: int, own: Callable[..., Any]) -> Callable[..., Any]:
+    """The function `own` where the argument at this place is in float64, else transformers' function."""
+
+    def choose(*arguments: Any, **options: Any) -> Any:
+        return (own if arguments[place].dtype == torch.float64 else rounded)(*arguments, **options)
+
+    return choose
 
 
-def exact_norm(rounded: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def forward(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-        if hidden.dtype != torch.float64:
-            return rounded(self, hidden)
-        return self.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.variance_epsilon)
+def normalise(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+    return norm.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + norm.variance_epsilon)
 
-    return forward
+
+def attend(module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, **options: Any) -> tuple[Any, Any]:
+    k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], dim=1) if each.shape[1] else each for each in (k, v))
+    weights = (q @ k.mT * scaling + (0 if mask is None else mask)).softmax(-1)
+    return (weights @ v).transpose(1, 2), weights
 
 
 def tiny_batch(rows: int = 5, seed: int = 0, labels: int = 3, longest: int = 12) -> dict[str, torch.Tensor]:

@@ -136,9 +136,7 @@ def feed_forward(path: str, inner: str, outer: str, *, width: str, **options: An
     return gated_feed_forward(path, (LinearMap(inner, (NEURON,)),), outer, width=width, **options)
 
 
-def gated_feed_forward(
-    path: str, inputs: tuple[LinearMap, ...], outer: str, *, width: str, **options: Any
-) -> SiteRow:
+def gated_feed_forward(path: str, inputs: tuple[LinearMap, ...], outer: str, *, width: str, **options: Any) -> SiteRow:
     """A feed-forward whose neurons have a channel in each part of the `inputs`, such as a gate and what it scales."""
 
     def neurons(config: Any) -> int:

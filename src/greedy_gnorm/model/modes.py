@@ -1,4 +1,4 @@
-"""Context managers that change a model's mode and restore it afterwards, even after an exception."""
+"""A model's precision, and context managers that change its mode and restore it, even after an exception."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from typing import Any
 
 import torch
 from torch import nn
+
+
+def convert(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Move a model to a device and a precision, in place.
+
+    Buffers keep their precision, as when transformers loads a model: they hold the frequencies of rotations.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(device, dtype if parameter.is_floating_point() else None)
+    return model.to(device)
 
 
 @contextmanager

@@ -107,8 +107,8 @@ class Site:
         if linear_map["parts"] == [name]:
             return outputs
         channels = unit_channels(linear_map, len(self.survivors), dict(self.sizes))[name]
-        places = torch.tensor([channel for unit in channels for channel in unit], device=outputs.device)
-        return outputs.index_select(-1, places)
+        places = torch.tensor([channel for unit in channels for channel in unit], dtype=torch.long)
+        return outputs.index_select(-1, places.to(outputs.device))
 
     def unit_cost(self, tokens: float | None = None, squares: float | None = None) -> Cost:
         """The cost that removing a unit saves; multiplications are for one row with this many tokens.

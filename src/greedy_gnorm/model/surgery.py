@@ -93,7 +93,9 @@ def as_plain(model: Any) -> Any:
         setattr(narrow.config, name, value)
     try:
         type(narrow.config).from_dict(narrow.config.to_dict())
-    except StrictDataclassClassValidationError:  # Llama requires a hidden size that is a multiple of the number of heads
+    except (
+        StrictDataclassClassValidationError
+    ):  # Llama requires a hidden size that is a multiple of the number of heads
         return None
     return narrow.eval()
 
