@@ -92,7 +92,7 @@ def test_too_many_heads(removed, message, capsys):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", "{}", '{"model_type": "gpt2"}', '{"model_type": "bert", "hidden_size": "x"}']
+    "content", ["{", "[]", "{}", '{"model_type": "openai-gpt"}', '{"model_type": "bert", "hidden_size": "x"}']
 )
 def test_a_bad_configuration(content, tmp_path, capsys):
     path = tmp_path / "config.json"
