@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from conftest import tiny_config
+from conftest import shared, tiny_config
 
 from greedy_gnorm.model.modeling_pruned import Headless, pruned_class
 from greedy_gnorm.model.sites import find_sites
@@ -60,6 +60,19 @@ def test_other_caches_and_beams(family, way):
     model = language_model(family)
     options = {name: value for name, value in WAYS[way].items() if name != "cache_implementation"}
     assert torch.equal(generated(model, **WAYS[way]), generated(model, use_cache=False, **options))
+
+
+def test_a_trained_llama_writes_the_same_story_with_its_cache():
+    folder = shared("models/llama-stories")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer("Once upon a time", return_tensors="pt")
+    options = {"max_new_tokens": 60, "do_sample": False, "pad_token_id": 0}
+    whole = model.generate(**prompt, **options)
+    remove(find_sites(model), [Unit(0, head) for head in range(4)] + [Unit(3, neuron) for neuron in range(40)])
+    story = model.generate(**prompt, **options)
+    assert torch.equal(story, model.generate(**prompt, use_cache=False, **options))
+    assert not torch.equal(story, whole)
 
 
 @pytest.mark.parametrize("family", DECODERS)
