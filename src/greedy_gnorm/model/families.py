@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from greedy_gnorm.registry import Registry
 from greedy_gnorm.units import ATTENTION, FFN
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Position = tuple[int, ...]
 """The numbers that replace the `*` in a path, such as (layer,) or (group, inner layer)."""
@@ -26,6 +29,25 @@ class LinearMap:
     layout: str = "plain"
 
 
+@dataclass(frozen=True)
+class Positions:
+    """Relative positions that an attention compares tokens with: `count` vectors, the same for all rows.
+
+    Linear maps read them as they read tokens: those at the paths `shared` with the tokens, and the maps `own` for
+    nothing else. `products` is how often every token is compared with every position.
+    """
+
+    count: int
+    shared: tuple[str, ...] = ()
+    own: tuple[LinearMap, ...] = ()
+    products: int = 0
+
+
+def no_positions(config: Any) -> Positions:
+    """The attention compares tokens only with one another."""
+    return Positions(0)
+
+
 def once(config: Any, position: Position) -> int:
     """The module is applied once: every layer has its own weights."""
     return 1
@@ -41,6 +63,8 @@ class SiteRow:
     `follow` maps the attributes to update after a cut to what they hold: `units`, or the part whose total width it is.
     `sum_at` is the path, from the base model, of the module that receives the output plus the residual.
     `plain_width` is the attribute of the configuration that is this width in every layer, if there is one.
+    `variants` maps the modules that can't do with fewer units to what they turn into, as `modeling_pruned` names it.
+    `map_at` is the module that receives the attention map, where a family does not use transformers' interface for it.
     """
 
     kind: str
@@ -53,12 +77,15 @@ class SiteRow:
     sum_at: str | None = None
     plain_width: str | None = None
     applications: Callable[[Any, Position], int] = once
+    variants: Mapping[str, str] = field(default_factory=dict)
+    positions: Callable[[Any], Positions] = no_positions
+    map_at: str | None = None
 
     def layout(self, config: Any) -> dict[str, Any]:
         """The row for one configuration as plain values, which `modeling_pruned` uses to cut."""
         maps = [
             {"path": each.path, "parts": list(each.parts), "layout": each.layout}
-            for each in (*self.inputs, self.output)
+            for each in (*self.inputs, *self.positions(config).own, self.output)
         ]
         return {
             "kind": self.kind,
@@ -68,7 +95,18 @@ class SiteRow:
             "units": self.units(config),
             "sizes": dict(self.sizes(config)),
             "follow": dict(self.follow),
+            "variants": dict(self.variants),
         }
+
+
+def itself(output: Tensor) -> Tensor:
+    """The layer returns its output alone."""
+    return output
+
+
+def nothing(config: Any) -> bool:
+    """Each layer takes the output of the one before as it is."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -76,7 +114,8 @@ class Family:
     """A model type and its sites, in the order they run in a layer; paths are relative to the base model.
 
     `layer` is the path of the layer that contains the sites, if every layer has its own weights and takes the output of
-    the one before. `after_attention` is the module in it from which on tokens no longer interact.
+    the one before. `after_attention` is the module in it from which on tokens no longer interact. `returns` makes what a
+    layer returns of its output, and `between` says whether something comes between layers.
     `title` is what the paper calls the base model in its parameter tables.
     """
 
@@ -84,6 +123,8 @@ class Family:
     sites: tuple[SiteRow, ...]
     layer: str | None = None
     after_attention: str | None = None
+    returns: Callable[[Tensor], Any] = itself
+    between: Callable[[Any], bool] = nothing
 
 
 FAMILIES: Registry[Family] = Registry("model family")
@@ -104,8 +145,8 @@ def attention(
 ) -> SiteRow:
     """Attention with three plain projections; `counts` holds the number of heads, `width` their total width."""
     maps = tuple(LinearMap(each, (part,)) for each, part in zip(inputs, ("q", "k", "v"), strict=True))
-    follow = {counts: "units", width: "q"}
-    return SiteRow(ATTENTION, path, maps, LinearMap(output, ("v",)), heads, head_sizes, follow, **options)
+    options = {"sizes": head_sizes, "follow": {counts: "units", width: "q"}, **options}
+    return SiteRow(ATTENTION, path, maps, LinearMap(output, ("v",)), heads, **options)
 
 
 NEURON = "neuron"
@@ -186,6 +227,78 @@ def _distilbert() -> Family:
     return Family("DistilBERT", rows, layer=layer, after_attention="sa_layer_norm")
 
 
+def deberta_head_sizes(config: Any) -> dict[str, int]:
+    """The channels of a head, also in the maps that read nothing but relative positions."""
+    return dict.fromkeys(("q", "k", "v", "position q", "position k"), head_sizes(config)["q"])
+
+
+def deberta_positions(config: Any) -> Positions:
+    """Tokens' queries are compared with the keys of positions (c2p), tokens' keys with their queries (p2c)."""
+    if not config.relative_attention:
+        return Positions(0)
+    kinds = config.pos_att_type or ()
+    buckets = getattr(config, "position_buckets", -1)
+    reach = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
+    count = 2 * (buckets if buckets > 0 else reach)
+    products = sum(kind in kinds for kind in ("c2p", "p2c"))
+    if getattr(config, "share_att_key", False):
+        return Positions(count, shared=("self.query_proj", "self.key_proj"), products=products)
+    maps = {
+        "c2p": LinearMap("self.pos_key_proj", ("position k",)),
+        "p2c": LinearMap("self.pos_query_proj", ("position q",)),
+    }
+    return Positions(count, own=tuple(maps[kind] for kind in maps if kind in kinds), products=products)
+
+
+def _deberta_v2() -> Family:
+    layer = "encoder.layer.*"
+    rows = (
+        attention(
+            f"{layer}.attention",
+            ("self.query_proj", "self.key_proj", "self.value_proj"),
+            "output.dense",
+            counts="self.num_attention_heads",
+            width="self.all_head_size",
+            sizes=deberta_head_sizes,
+            sum_at=f"{layer}.attention.output.LayerNorm",
+            variants={"self": "may be empty"},
+            positions=deberta_positions,
+            map_at="self.dropout",
+        ),
+        feed_forward(
+            layer, "intermediate.dense", "output.dense", width="intermediate_size", sum_at=f"{layer}.output.LayerNorm"
+        ),
+    )
+    return Family(
+        "DeBERTa",
+        rows,
+        layer=layer,
+        after_attention="attention.output",
+        returns=lambda output: (output, None),
+        between=lambda config: getattr(config, "conv_kernel_size", 0) > 0,
+    )
+
+
+def _mpnet() -> Family:
+    layer = "encoder.layer.*"
+    rows = (
+        attention(
+            f"{layer}.attention",
+            ("attn.q", "attn.k", "attn.v"),
+            "attn.o",
+            counts="attn.num_attention_heads",
+            width="attn.all_head_size",
+            sum_at=f"{layer}.attention.LayerNorm",
+            variants={"": "sliced bias"},
+            map_at="attn.dropout",
+        ),
+        feed_forward(
+            layer, "intermediate.dense", "output.dense", width="intermediate_size", sum_at=f"{layer}.output.LayerNorm"
+        ),
+    )
+    return Family("MPNet", rows, layer=layer, after_attention="attention.LayerNorm", returns=lambda output: (output,))
+
+
 FAMILIES.add("bert", _bert_like("BERT"))
 FAMILIES.add("roberta", _bert_like("RoBERTa"))
 FAMILIES.add("xlm-roberta", _bert_like("RoBERTa"))
@@ -193,3 +306,5 @@ FAMILIES.add("camembert", _bert_like("RoBERTa"))
 FAMILIES.add("electra", _bert_like("ELECTRA"))
 FAMILIES.add("albert", _albert())
 FAMILIES.add("distilbert", _distilbert())
+FAMILIES.add("deberta-v2", _deberta_v2())
+FAMILIES.add("mpnet", _mpnet())

@@ -66,8 +66,9 @@ Change = Callable[[nn.Module, str, int, dict[str, Any]], Tensor]
 """Takes a linear map, the name of a parameter, the dimension of the units and the map's layout; returns new values."""
 
 
-def set_units(site: nn.Module, layout: dict[str, Any], count: int, change: Change) -> None:
-    """Set the number of units of a site: `change` makes the new parameters, and dependent attributes are updated."""
+def set_units(site: nn.Module, layout: dict[str, Any], units: Sequence[int], change: Change) -> None:
+    """Set the units of a site: `change` makes the new parameters, and dependent attributes and classes are updated."""
+    count = len(units)
     maps = [*((each, "out") for each in layout["inputs"]), (layout["output"], "in")]
     for linear_map, side in maps:
         linear = site.get_submodule(linear_map["path"])
@@ -86,19 +87,77 @@ def set_units(site: nn.Module, layout: dict[str, Any], count: int, change: Chang
     for path, what in layout["follow"].items():
         owner, _, name = path.rpartition(".")
         setattr(site.get_submodule(owner), name, count * (1 if what == "units" else layout["sizes"][what]))
+    for path, name in layout.get("variants", {}).items():
+        _use_variant(site.get_submodule(path), name, None if count == layout["units"] else list(units))
+
+
+class Variant(nn.Module):
+    """A mixin for a module whose own code can't do with fewer units; `units` are those that are left."""
+
+    units: list[int]
+    plain_class: Any
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles make the class again, because no module has it under its name."""
+        mixin, plain_class = type(self).__bases__
+        return _new_variant, (mixin, plain_class), vars(self)
+
+
+class SlicedBias(Variant):
+    """Attention that is given a bias with a slice for each head of the unpruned model, the same for all layers."""
+
+    def forward(self, *arguments: Any, position_bias: Tensor | None = None, **options: Any) -> Any:
+        if position_bias is not None:
+            heads = torch.tensor(self.units, dtype=torch.long, device=position_bias.device)
+            position_bias = position_bias.index_select(1, heads)
+        return super().forward(*arguments, position_bias=position_bias, **options)
+
+
+class MayBeEmpty(Variant):
+    """Attention that divides by its number of heads: without any, its output has no channels, and there is no map."""
+
+    def forward(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
+        if self.units:
+            return super().forward(hidden_states, *arguments, **options)
+        rows, tokens = hidden_states.shape[:2]
+        return hidden_states[..., :0], hidden_states.new_zeros(rows, 0, tokens, tokens)
+
+
+VARIANTS: dict[str, type[Variant]] = {"sliced bias": SlicedBias, "may be empty": MayBeEmpty}
+"""What modules turn into when they lose units, where their own code is not enough."""
+
+
+@functools.cache
+def variant_class(mixin: type[Variant], plain_class: Any) -> Any:
+    """A class of transformers with a mixin."""
+    names = {"__module__": __name__, "plain_class": plain_class}
+    return type(f"{mixin.__name__}{plain_class.__name__}", (mixin, plain_class), names)
+
+
+def _new_variant(mixin: type[Variant], plain_class: Any) -> Any:
+    return nn.Module.__new__(variant_class(mixin, plain_class))
+
+
+def _use_variant(module: nn.Module, name: str, units: list[int] | None) -> None:
+    """Change a module's class to the variant for these units; None stands for all units, which need no variant."""
+    plain_class = getattr(module, "plain_class", type(module))
+    module.__class__ = plain_class if units is None else variant_class(VARIANTS[name], plain_class)
+    vars(module).pop("units", None)
+    if units is not None:
+        vars(module)["units"] = units
 
 
 def keep_units(
-    site: nn.Module, layout: dict[str, Any], count: int, places: Sequence[int], take: Change | None = None
+    site: nn.Module, layout: dict[str, Any], units: Sequence[int], places: Sequence[int], take: Change | None = None
 ) -> None:
-    """Keep the units at these places among the `count` that the site has."""
+    """Keep the units at these places among those that the site has."""
 
     def change(linear: nn.Module, name: str, dim: int, linear_map: dict[str, Any]) -> Tensor:
         parameter: Tensor = getattr(linear, name)
-        channels = kept_channels(linear_map, layout, count, places)
+        channels = kept_channels(linear_map, layout, len(units), places)
         return parameter.detach().index_select(dim, torch.tensor(channels, dtype=torch.long, device=parameter.device))
 
-    set_units(site, layout, len(places), take or change)
+    set_units(site, layout, [units[place] for place in places], take or change)
 
 
 def kept_channels(linear_map: dict[str, Any], layout: dict[str, Any], count: int, places: Sequence[int]) -> list[int]:
@@ -124,7 +183,7 @@ def shrink(model: Any, config: Any) -> None:
             units = range(layout["units"])
             if module is None or len(set(gone)) < len(gone) or not set(gone) <= set(units):
                 raise ValueError(f"{record} in config.json: {number!r}: {gone!r:.200} does not fit this model")
-            keep_units(module, layout, len(units), [unit for unit in units if unit not in set(gone)])
+            keep_units(module, layout, units, [unit for unit in units if unit not in set(gone)])
 
 
 def _sites_of_kind(model: Any, layouts: list[dict[str, Any]], kind: str) -> list[tuple[nn.Module, dict[str, Any]]]:

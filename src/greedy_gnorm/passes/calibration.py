@@ -25,7 +25,7 @@ from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.modes import evaluating, frozen
 from greedy_gnorm.model.sites import Site, Sites
-from greedy_gnorm.passes.layers import replace_forward
+from greedy_gnorm.passes.layers import layer_output, replace_forward
 from greedy_gnorm.tasks.task import task_of
 
 BY_GRADIENT = 0.5
@@ -247,14 +247,15 @@ def _run_layer(
     """Call `run` with what enters a layer (by default the embeddings) and the layer, as the model would call it."""
     result: list[Tensor] = []
 
-    def pass_on(given: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        return given
+    def pass_on(given: Tensor, *arguments: Any, **options: Any) -> Any:
+        return sites.family.returns(given)
 
-    def this(given: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        result.append(
-            run(given if hidden is None else hidden, lambda entering: forward(entering, *arguments, **options))
-        )
-        return given
+    def this(given: Tensor, *arguments: Any, **options: Any) -> Any:
+        def layer(entering: Tensor) -> Tensor:
+            return layer_output(forward(entering, *arguments, **options))
+
+        result.append(run(given if hidden is None else hidden, layer))
+        return sites.family.returns(given)
 
     forward = sites.layers[place].module.forward
     with ExitStack() as stack:
@@ -285,10 +286,10 @@ def _before(module: nn.Module, record: Callable[[Tensor], None]) -> Iterator[Non
 
 @contextmanager
 def _after(module: nn.Module, record: Callable[[Tensor], None]) -> Iterator[None]:
-    """Record the result of every call of a module."""
+    """Record the result of every call of a linear map or a layer."""
 
-    def hook(module: nn.Module, arguments: tuple[Any, ...], result: Tensor) -> None:
-        record(result)
+    def hook(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
+        record(layer_output(result))
 
     handle = module.register_forward_hook(hook)
     try:
