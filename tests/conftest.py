@@ -38,15 +38,6 @@ SMALL = {
     "num_labels": 3,
     "pad_token_id": 0,
 }
-DEBERTA = {
-    "relative_attention": True,
-    "pos_att_type": ["p2c", "c2p"],
-    "share_att_key": True,
-    "position_buckets": 4,
-    "norm_rel_ebd": "layer_norm",
-    "type_vocab_size": 0,
-}
-"""Version 3; `deberta-v2-apart` has maps for relative positions alone, and no buckets of them."""
 FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "bert": {},
     "roberta": {"max_position_embeddings": 49},
@@ -56,8 +47,15 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "albert": {"embedding_size": 12, "num_hidden_layers": 4},
     "albert-groups": {"embedding_size": 12, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2},
     "distilbert": {},
-    "deberta-v2": DEBERTA,
-    "deberta-v2-apart": {**DEBERTA, "share_att_key": False, "position_buckets": -1, "max_relative_positions": 9},
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "position_buckets": 4,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
     "mpnet": {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3},
 }
 DISTILBERT_NAMES = {
@@ -73,12 +71,7 @@ def tiny_config(family: str, **changes: Any) -> Any:
     values = {**SMALL, **FAMILY_CONFIGS.get(family, {}), **changes}
     if family == "distilbert":
         values = {DISTILBERT_NAMES.get(name, name): value for name, value in values.items()}
-    return transformers.AutoConfig.for_model(model_type(family), **values)
-
-
-def model_type(family: str) -> str:
-    """The model type of a tiny model, without what sets it apart from others of that type."""
-    return family.removesuffix("-groups").removesuffix("-apart")
+    return transformers.AutoConfig.for_model(family.removesuffix("-groups"), **values)
 
 
 def tiny_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:

@@ -43,9 +43,12 @@ class Positions:
     products: int = 0
 
 
+NO_POSITIONS = Positions(0)
+
+
 def no_positions(config: Any) -> Positions:
     """The attention compares tokens only with one another."""
-    return Positions(0)
+    return NO_POSITIONS
 
 
 def once(config: Any, position: Position) -> int:
@@ -114,8 +117,8 @@ class Family:
     """A model type and its sites, in the order they run in a layer; paths are relative to the base model.
 
     `layer` is the path of the layer that contains the sites, if every layer has its own weights and takes the output of
-    the one before. `after_attention` is the module in it from which on tokens no longer interact. `returns` makes what a
-    layer returns of its output, and `between` says whether something comes between layers.
+    the one before. `after_attention` is the module in it from which on tokens no longer interact. `returns` turns the
+    output of a layer into what it returns, and `between` says whether the model changes it before the next layer.
     `title` is what the paper calls the base model in its parameter tables.
     """
 
@@ -235,7 +238,7 @@ def deberta_head_sizes(config: Any) -> dict[str, int]:
 def deberta_positions(config: Any) -> Positions:
     """Tokens' queries are compared with the keys of positions (c2p), tokens' keys with their queries (p2c)."""
     if not config.relative_attention:
-        return Positions(0)
+        return NO_POSITIONS
     kinds = config.pos_att_type or ()
     buckets = getattr(config, "position_buckets", -1)
     reach = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings

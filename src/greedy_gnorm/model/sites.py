@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from greedy_gnorm.errors import GnormError, UnsupportedModel
-from greedy_gnorm.model.families import FAMILIES, Family, Positions, SiteRow
+from greedy_gnorm.model.families import FAMILIES, NO_POSITIONS, Family, Positions, SiteRow
 from greedy_gnorm.model.modeling_pruned import RECORDS, unit_channels
 from greedy_gnorm.settings import Savings
 from greedy_gnorm.units import ATTENTION, KINDS, UNIT_WORDS, Cost, SiteInfo, Unit, Vector, by_site
@@ -40,7 +40,7 @@ class Site:
     survivors: list[int]
     applications: int
     sum: nn.Module | None = None
-    positions: Positions = Positions(0)
+    positions: Positions = NO_POSITIONS
     map_at: nn.Module | None = None
     gate: tuple[float, ...] | None = None  # the factors on the surviving units while gates are set
     version: int = 0

@@ -138,8 +138,8 @@ def concat_along_time(parts: Sequence[Tensor]) -> Tensor:
 class Inputs:
     """The inputs of a linear map in one pass, (B, T, d), and their centred Gram form, computed when needed.
 
-    `mask` is 1 for a token and 0 for padding, (B, T); each application is centred separately. An application to anything
-    but these tokens, such as relative positions, has no padding.
+    `mask` is 1 for a token and 0 for padding, (B, T). Each application is centred separately; one to anything but these
+    tokens, such as relative positions, has no padding.
     """
 
     def __init__(self, applications: Sequence[Tensor], mask: Tensor) -> None:
