@@ -58,6 +58,8 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     },
     "mpnet": {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3},
 }
+IMAGE_CONFIGS: dict[str, dict[str, Any]] = {"vit": {"image_size": 8, "patch_size": 4}}
+"""Families of image classifiers."""
 DISTILBERT_NAMES = {
     "hidden_size": "dim",
     "num_hidden_layers": "n_layers",
@@ -68,7 +70,7 @@ DISTILBERT_NAMES = {
 
 def tiny_config(family: str, **changes: Any) -> Any:
     """A configuration of a few thousand parameters; `albert-groups` is ALBERT with groups and inner groups."""
-    values = {**SMALL, **FAMILY_CONFIGS.get(family, {}), **changes}
+    values = {**SMALL, **FAMILY_CONFIGS.get(family, {}), **IMAGE_CONFIGS.get(family, {}), **changes}
     if family == "distilbert":
         values = {DISTILBERT_NAMES.get(name, name): value for name, value in values.items()}
     return transformers.AutoConfig.for_model(family.removesuffix("-groups"), **values)
@@ -78,7 +80,8 @@ def tiny_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, *
     """A random classifier whose heads differ: weights several times larger than transformers' own initial ones."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = transformers.AutoModelForSequenceClassification.from_config(tiny_config(family, **changes))
+        auto = "AutoModelForImageClassification" if family in IMAGE_CONFIGS else "AutoModelForSequenceClassification"
+        model = getattr(transformers, auto).from_config(tiny_config(family, **changes))
         for parameter in model.parameters():
             parameter.data += 0.25 * torch.randn_like(parameter)
     return model.to(dtype).eval()

@@ -144,11 +144,12 @@ def head_sizes(config: Any) -> dict[str, int]:
 
 
 def attention(
-    path: str, inputs: tuple[str, str, str], output: str, *, counts: str, width: str, **options: Any
+    path: str, inputs: tuple[str, str, str], output: str, *, counts: str, width: str | None = None, **options: Any
 ) -> SiteRow:
-    """Attention with three plain projections; `counts` holds the number of heads, `width` their total width."""
+    """Attention with three plain projections; `counts` holds the number of heads, `width` their total width, if any."""
     maps = tuple(LinearMap(each, (part,)) for each, part in zip(inputs, ("q", "k", "v"), strict=True))
-    options = {"sizes": head_sizes, "follow": {counts: "units", width: "q"}, **options}
+    follow = {counts: "units"} | ({} if width is None else {width: "q"})
+    options = {"sizes": head_sizes, "follow": follow, **options}
     return SiteRow(ATTENTION, path, maps, LinearMap(output, ("v",)), heads, **options)
 
 
@@ -302,6 +303,21 @@ def _mpnet() -> Family:
     return Family("MPNet", rows, layer=layer, after_attention="attention.LayerNorm", returns=lambda output: (output,))
 
 
+def _vit() -> Family:
+    layer = "layers.*"
+    rows = (
+        attention(
+            f"{layer}.attention",
+            ("q_proj", "k_proj", "v_proj"),
+            "o_proj",
+            counts="num_attention_heads",
+            sum_at=f"{layer}.layernorm_after",
+        ),
+        feed_forward(f"{layer}.mlp", "fc1", "fc2", width="intermediate_size"),
+    )
+    return Family("ViT", rows, layer=layer)
+
+
 FAMILIES.add("bert", _bert_like("BERT"))
 FAMILIES.add("roberta", _bert_like("RoBERTa"))
 FAMILIES.add("xlm-roberta", _bert_like("RoBERTa"))
@@ -311,3 +327,4 @@ FAMILIES.add("albert", _albert())
 FAMILIES.add("distilbert", _distilbert())
 FAMILIES.add("deberta-v2", _deberta_v2())
 FAMILIES.add("mpnet", _mpnet())
+FAMILIES.add("vit", _vit())

@@ -209,7 +209,7 @@ def _through_layers(sites: Sites, calibration: Calibration) -> Iterator[tuple[Si
 def _end_of_layer(site: Site, batch: Batch, hidden: Tensor, sample: Sample) -> Tensor:
     """The output of a layer from what its last site receives; padding, which nothing reads, is zero."""
     result = torch.zeros_like(hidden)
-    result[batch.real_tokens().bool()] = _sum_of(site)(site.output(sample.inputs) + sample.residuals)
+    result[batch.real_tokens(hidden.shape[1]).bool()] = _sum_of(site)(site.output(sample.inputs) + sample.residuals)
     return result
 
 
@@ -316,7 +316,7 @@ def _signs(outputs: Tensor, batch: Batch, seed: int) -> Tensor:
 
 def _token_weights(batch: Batch, squares: Tensor) -> Tensor:
     """Weights with a mean of 1 over the tokens of each row: half equal, half by the squared gradients, (B, T)."""
-    real = batch.real_tokens().to(squares)
+    real = batch.real_tokens(squares.shape[1]).to(squares)
     squares = squares * real
     share = squares / squares.sum(1, keepdim=True).clamp_min(torch.finfo(squares.dtype).tiny)
     return real * ((1 - BY_GRADIENT) + BY_GRADIENT * share * real.sum(1, keepdim=True))
@@ -324,5 +324,5 @@ def _token_weights(batch: Batch, squares: Tensor) -> Tensor:
 
 def _rows(batch: Batch, applications: Sequence[Tensor]) -> Tensor:
     """The real tokens, applications stacked, (N, ...)."""
-    real = batch.real_tokens().bool()
+    real = batch.real_tokens(applications[0].shape[1]).bool()
     return torch.cat([tensor[real] for tensor in applications])

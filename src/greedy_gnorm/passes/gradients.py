@@ -59,14 +59,19 @@ def gradient_norms(sites: Sites, batches: Batches, objective: Objective) -> dict
 
 def row_norms(sites: Sites, batch: Batch, objective: Objective) -> list[Tensor]:
     """The norms for each row of a batch, a (3, B, survivors) float64 tensor per site of heads, (2, ...) of neurons."""
-    mask = batch.real_tokens()
     norms = {
-        trace.site.index: NORMS_AT[trace.site.kind](trace, gradients, mask, sites.savings.gram)
+        trace.site.index: NORMS_AT[trace.site.kind](trace, gradients, _mask(trace, batch), sites.savings.gram)
         for trace, gradients in site_gradients(sites, batch, objective, _differentiated)
     }
     return [
         norms.get(site.index, torch.zeros(len(NORMS[site.kind]), len(batch), 0, dtype=torch.float64)) for site in sites
     ]
+
+
+def _mask(trace: Trace, batch: Batch) -> Tensor:
+    """Which tokens are real; how many an image has is seen in the trace."""
+    path = next(iter(trace.site.inputs))
+    return batch.real_tokens(trace.inputs[path][0].shape[1])
 
 
 def _differentiated(site: Site) -> list[str]:
