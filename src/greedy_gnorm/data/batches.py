@@ -13,7 +13,6 @@ from torch import Tensor
 
 from greedy_gnorm.errors import DataError
 
-
 TOKENS, PIXELS = "input_ids", "pixel_values"
 """The input of models of text, (B, T), and of images, (B, channels, height, width)."""
 DIMENSIONS = {TOKENS: "rows, tokens", PIXELS: "rows, channels, height, width"}

@@ -95,12 +95,12 @@ class Variant(nn.Module):
     """A mixin for a module whose own code can't do with fewer units; `units` are those that are left."""
 
     units: list[int]
+    variant: str
     plain_class: Any
 
     def __reduce__(self) -> Any:
         """Copies and pickles make the class again, because no module has it under its name."""
-        mixin, plain_class = type(self).__bases__
-        return _new_variant, (mixin, plain_class), vars(self)
+        return _new_variant, (self.variant, self.plain_class), vars(self)
 
 
 class SlicedBias(Variant):
@@ -128,20 +128,20 @@ VARIANTS: dict[str, type[Variant]] = {"sliced bias": SlicedBias, "may be empty":
 
 
 @functools.cache
-def variant_class(mixin: type[Variant], plain_class: Any) -> Any:
-    """A class of transformers with a mixin."""
-    names = {"__module__": __name__, "plain_class": plain_class}
-    return type(f"{mixin.__name__}{plain_class.__name__}", (mixin, plain_class), names)
+def variant_class(name: str, plain_class: Any) -> Any:
+    """A variant of a class of transformers."""
+    names = {"__module__": __name__, "variant": name, "plain_class": plain_class}
+    return type(f"{VARIANTS[name].__name__}{plain_class.__name__}", (VARIANTS[name], plain_class), names)
 
 
-def _new_variant(mixin: type[Variant], plain_class: Any) -> Any:
-    return nn.Module.__new__(variant_class(mixin, plain_class))
+def _new_variant(name: str, plain_class: Any) -> Any:
+    return nn.Module.__new__(variant_class(name, plain_class))
 
 
 def _use_variant(module: nn.Module, name: str, units: list[int] | None) -> None:
     """Change a module's class to the variant for these units; None stands for all units, which need no variant."""
-    plain_class = getattr(module, "plain_class", type(module))
-    module.__class__ = plain_class if units is None else variant_class(VARIANTS[name], plain_class)
+    plain_class: Any = getattr(module, "plain_class", type(module))
+    module.__class__ = plain_class if units is None else variant_class(name, plain_class)
     vars(module).pop("units", None)
     if units is not None:
         vars(module)["units"] = units

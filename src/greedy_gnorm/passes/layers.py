@@ -192,7 +192,7 @@ class _PositionsByRow(TorchFunctionMode):
         inputs, outputs = self.trace.inputs[self.trace.latest], self.trace.outputs[self.trace.latest]
         inputs[-1] = inputs[-1].expand(rows, -1, -1)
         outputs[-1] = by_head.transpose(0, 1).reshape(1, count, heads * size).expand(rows, -1, -1)
-        return outputs[-1].unflatten(2, (heads, size)).transpose(1, 2).flatten(0, 1)
+        return outputs[-1].reshape(rows, count, heads, size).transpose(1, 2).flatten(0, 1)
 
 
 def _record_context(trace: Trace) -> Callable[[nn.Module, tuple[Any, ...]], None]:
