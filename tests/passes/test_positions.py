@@ -104,7 +104,6 @@ def test_fitting_brings_the_outputs_closer(changes):
     before = (logits(pruned) - logits(model)).square().mean()
     recovery(find_sites(pruned))
     assert (logits(pruned) - logits(model)).square().mean() < before
-    assert bool(find_sites(model).layers) is ("conv_kernel_size" not in changes)
 
 
 @pytest.mark.parametrize("family", ["deberta-v2", "mpnet"])

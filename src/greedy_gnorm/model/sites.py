@@ -274,8 +274,8 @@ def _sum_module(base: nn.Module, row: SiteRow, position: tuple[int, ...]) -> nn.
 
 
 def _layers(base: nn.Module, family: Family, sites: Sequence[Site]) -> list[Layer]:
-    """The layers that contain the sites; none if they share weights, are not alone or are not transformers' own."""
-    if family.layer is None or family.between(base.config):
+    """The layers that contain the sites; none if layers are shared or are not transformers' own."""
+    if family.layer is None:
         return []
     numbers = sorted({site.layer for site in sites})
     layers = [

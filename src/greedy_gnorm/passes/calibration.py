@@ -203,6 +203,8 @@ def _through_layers(sites: Sites, calibration: Calibration) -> Iterator[tuple[Si
                     hidden = _end_of_layer(layer.sites[-1], batch, hidden, calibration.kept(number))
                 else:
                     hidden = _run_layer(sites, place, batch, hidden, lambda hidden, layer: layer(hidden))
+                if sites.family.between(_config(sites)):
+                    hidden = _run_layer(sites, place + 1, batch, None, lambda hidden, layer: hidden, below=hidden)
                 calibration.advance(number, hidden)
 
 
@@ -243,8 +245,12 @@ def _run_layer(
     batch: Batch,
     hidden: Tensor | None,
     run: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor],
+    below: Tensor | None = None,
 ) -> Tensor:
-    """Call `run` with what enters a layer (by default the embeddings) and the layer, as the model would call it."""
+    """Call `run` with what enters a layer and the layer, as the model would call it.
+
+    By default, that is what the model makes of the output of the layer `below`, or of the embeddings.
+    """
     result: list[Tensor] = []
 
     def pass_on(given: Tensor, *arguments: Any, **options: Any) -> Any:
@@ -257,10 +263,15 @@ def _run_layer(
         result.append(run(given if hidden is None else hidden, layer))
         return sites.family.returns(given)
 
+    def return_below(given: Tensor, *arguments: Any, **options: Any) -> Any:
+        return sites.family.returns(below)
+
     forward = sites.layers[place].module.forward
     with ExitStack() as stack:
         for other, layer in enumerate(sites.layers):
             stack.enter_context(replace_forward(layer.module, this if other == place else pass_on))
+        if below is not None:
+            stack.enter_context(replace_forward(sites.layers[place - 1].module, return_below))
         sites.model(**batch.inputs)
     return result[0]
 

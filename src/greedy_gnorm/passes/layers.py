@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,10 +51,16 @@ class Trace:
 
 @dataclass(frozen=True)
 class LayerPass:
-    """A layer's last pass over a batch; with gradients it has its own graph, from `source` to `output`."""
+    """A layer's last pass over a batch; with gradients it has its own graph, from `source` to `output`.
 
+    `source` is `received` without its graph, and `passed` is `output` without its graph. What one layer passes on is
+    what the next receives, unless the model changes it between them.
+    """
+
+    received: Tensor
     source: Tensor
     output: Tensor
+    passed: Tensor
     traces: list[Trace]
 
 
@@ -87,7 +93,7 @@ def site_gradients(
             values = row_values(sites.model, batch, objective)
         cached = cache_of(sites).get(batch.inputs, graph=True) is not None
         lowest = _lowest_layer(sites)
-        (gradient,) = torch.autograd.grad(values.sum(), [stack.top])
+        (gradient,) = torch.autograd.grad(values.sum(), [stack.passes[-1].passed])
         for place in reversed(range(lowest, len(stack.passes))):
             this = stack.passes[place]
             traces = [trace for trace in this.traces if trace.site.survivors]
@@ -97,6 +103,10 @@ def site_gradients(
                 this.output, [*targets, *below], gradient, retain_graph=cached, materialize_grads=True
             )
             gradient = found[-1]
+            if below and this.received is not stack.passes[place - 1].passed:
+                (gradient,) = torch.autograd.grad(
+                    this.received, [stack.passes[place - 1].passed], gradient, retain_graph=cached
+                )
             gradients = iter(found)
             for trace in traces:
                 yield trace, [next(gradients) for _ in trace.select(names(trace.site))]
@@ -211,10 +221,9 @@ def _record_result(trace: Trace) -> Callable[[nn.Module, tuple[Any, ...], Tensor
 
 @dataclass
 class Stack:
-    """The passes of all layers in one pass of the model, and the last output as the classifier receives it."""
+    """The passes of all layers in one pass of the model."""
 
     passes: list[LayerPass]
-    top: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 def _lowest_layer(sites: Sites) -> int:
@@ -268,9 +277,9 @@ def _run_or_reuse(layer: Layer, stack: Stack, part: _LayerPart, family: Family) 
         if part.runs:
             source = hidden.detach().requires_grad_(part.needs_gradient)
             output = layer_output(forward(source, *arguments, **options))
-            stack.passes.append(LayerPass(source, output, part.traces))
-        stack.top = stack.passes[part.place].output.detach().requires_grad_(torch.is_grad_enabled())
-        return family.returns(stack.top)
+            passed = output.detach().requires_grad_(torch.is_grad_enabled())
+            stack.passes.append(LayerPass(hidden, source, output, passed, part.traces))
+        return family.returns(stack.passes[part.place].passed)
 
     return run
 
@@ -330,7 +339,8 @@ def _bytes_of(passes: Sequence[LayerPass], model: nn.Module) -> int:
     total = 0
     for this in passes:
         inputs = [tensor for trace in this.traces for tensors in trace.inputs.values() for tensor in tensors]
-        for tensor in (this.source, this.output, *inputs, *_saved_tensors(this.output)):
+        graphs = (*_saved_tensors(this.received), *_saved_tensors(this.output))
+        for tensor in (this.source, this.output, *inputs, *graphs):
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())
