@@ -76,7 +76,9 @@ def _mask(trace: Trace, batch: Batch) -> Tensor:
 
 def _differentiated(site: Site) -> list[str]:
     """The outputs whose gradients the norms are made of."""
-    return [*site.inputs, RESULT] if site.kind == FFN else [site.parts[name] for name in PROJECTIONS]
+    if site.kind == FFN:
+        return [*site.inputs, RESULT]
+    return list(dict.fromkeys(site.parts[name] for name in PROJECTIONS))  # one map may hold several parts
 
 
 def _neuron_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_allowed: bool) -> Tensor:
