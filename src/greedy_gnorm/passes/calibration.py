@@ -256,6 +256,9 @@ def _run_layer(
     def pass_on(given: Tensor, *arguments: Any, **options: Any) -> Any:
         return sites.family.returns(given)
 
+    def return_below(given: Tensor, *arguments: Any, **options: Any) -> Any:
+        return sites.family.returns(given if below is None else below)
+
     def this(given: Tensor, *arguments: Any, **options: Any) -> Any:
         def layer(entering: Tensor) -> Tensor:
             return layer_output(forward(entering, *arguments, **options))
@@ -263,15 +266,11 @@ def _run_layer(
         result.append(run(given if hidden is None else hidden, layer))
         return sites.family.returns(given)
 
-    def return_below(given: Tensor, *arguments: Any, **options: Any) -> Any:
-        return sites.family.returns(below)
-
     forward = sites.layers[place].module.forward
     with ExitStack() as stack:
         for other, layer in enumerate(sites.layers):
-            stack.enter_context(replace_forward(layer.module, this if other == place else pass_on))
-        if below is not None:
-            stack.enter_context(replace_forward(sites.layers[place - 1].module, return_below))
+            others = return_below if other == place - 1 else pass_on
+            stack.enter_context(replace_forward(layer.module, this if other == place else others))
         sites.model(**batch.inputs)
     return result[0]
 
