@@ -56,7 +56,19 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "mistral": {**GROUPED, "sliding_window": 5},
     "qwen2": GROUPED,
     "qwen3": GROUPED,
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "position_buckets": 4,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
+    "mpnet": {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3},
 }
+IMAGE_CONFIGS: dict[str, dict[str, Any]] = {"vit": {"image_size": 8, "patch_size": 4}}
+"""Families of image classifiers."""
 CONFIG_NAMES = {
     "distilbert": {
         "hidden_size": "dim",
@@ -71,7 +83,7 @@ CONFIG_NAMES = {
 
 def tiny_config(family: str, **changes: Any) -> Any:
     """A configuration of a few thousand parameters; `albert-groups` is ALBERT with groups and inner groups."""
-    values = {**SMALL, **FAMILY_CONFIGS.get(family, {}), **changes}
+    values = {**SMALL, **FAMILY_CONFIGS.get(family, {}), **IMAGE_CONFIGS.get(family, {}), **changes}
     names = CONFIG_NAMES.get(family, {})
     values = {names.get(name, name): value for name, value in values.items()}
     return transformers.AutoConfig.for_model(family.removesuffix("-groups"), **values)
@@ -81,7 +93,8 @@ def tiny_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, *
     """A random classifier whose heads differ: weights several times larger than transformers' own initial ones."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = transformers.AutoModelForSequenceClassification.from_config(tiny_config(family, **changes))
+        auto = "AutoModelForImageClassification" if family in IMAGE_CONFIGS else "AutoModelForSequenceClassification"
+        model = getattr(transformers, auto).from_config(tiny_config(family, **changes))
         for parameter in model.parameters():
             parameter.data += 0.25 * torch.randn_like(parameter)
     for parameter in model.parameters():  # not buffers: transformers loads the frequencies of rotations in float32

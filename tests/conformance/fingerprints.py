@@ -31,6 +31,8 @@ from greedy_gnorm.records.journal import chain_seals  # noqa: E402
 from greedy_gnorm.settings import Settings  # noqa: E402
 from greedy_gnorm.units import Step, removed_by  # noqa: E402
 
+FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "albert-groups", "distilbert")
+"""Those that 0.1.0 had."""
 FILE = HERE / "fingerprints.json"
 SCORING = [tiny_batch(seed=1), tiny_batch(rows=3, seed=2, longest=7)]
 EVALUATION = [tiny_batch(rows=7, seed=5), tiny_batch(rows=2, seed=6, longest=6)]

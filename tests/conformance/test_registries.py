@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from conftest import FAMILY_CONFIGS, tiny_batch, tiny_model
+from conftest import FAMILY_CONFIGS, IMAGE_CONFIGS, tiny_batch, tiny_model
 
 import greedy_gnorm as gg
 from greedy_gnorm.data.batches import ready_batches
@@ -21,7 +21,7 @@ from greedy_gnorm.units import UNIT_WORDS
 
 def test_every_family_has_a_tiny_model():
     """The tests of surgery, gradients and scores take a model of each of them."""
-    assert {name.removesuffix("-groups") for name in FAMILY_CONFIGS} == set(FAMILIES)
+    assert {name.removesuffix("-groups") for name in (*FAMILY_CONFIGS, *IMAGE_CONFIGS)} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -38,7 +38,7 @@ def test_a_family_is_data(family):
         assert set(site.follow.values()) <= {"units", *layout["sizes"]}
 
 
-@pytest.mark.parametrize("family", FAMILY_CONFIGS)
+@pytest.mark.parametrize("family", [*FAMILY_CONFIGS, *IMAGE_CONFIGS])
 def test_what_a_unit_costs_is_what_its_removal_saves(family):
     model = tiny_model(family)
     for site in find_sites(model, "heads"):

@@ -209,7 +209,7 @@ def test_long_texts_are_cut_counted_and_told(caplog):
     assert max(batch.inputs["input_ids"].shape[1] for batch in batches) == 48
 
 
-@pytest.mark.parametrize("family", ["roberta", "distilbert"])
+@pytest.mark.parametrize("family", ["roberta", "distilbert", "deberta-v2", "mpnet"])
 def test_the_longest_input_runs_through_the_model(family):
     model = tiny_model(family, **LABEL_NAMES)
     batches = scoring_batches(model, TOKENIZER, [{"text": "good " * 300, "label": "pos"}, *tiny_rows(3)], Settings())

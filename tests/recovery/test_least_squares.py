@@ -115,7 +115,15 @@ def slow_refit(model, units, weights_of):
 
 
 def test_fitted_maps_equal_lstsq_on_stacked_activations(family):
-    model = tiny_model(family, dtype=torch.float64)
+    fitted_maps_equal_lstsq(tiny_model(family, dtype=torch.float64))
+
+
+def test_what_a_model_does_between_layers_is_done():
+    """DeBERTa-v2 has a convolution after the first layer in its large versions."""
+    fitted_maps_equal_lstsq(tiny_model("deberta-v2", dtype=torch.float64, conv_kernel_size=3))
+
+
+def fitted_maps_equal_lstsq(model):
     recovery, units = recovery_for(model), cut_for(model)
     fast = refitted(model, [units], recovery)
     slow = slow_refit(model, units, lambda site, number: recovery.calibration.target(site, number).weights)

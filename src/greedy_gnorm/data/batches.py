@@ -14,6 +14,10 @@ from torch import Tensor
 from greedy_gnorm.data.rows import Text
 from greedy_gnorm.errors import DataError
 
+TOKENS, PIXELS = "input_ids", "pixel_values"
+"""The input of models of text, (B, T), and of images, (B, channels, height, width)."""
+DIMENSIONS = {TOKENS: "rows, tokens", PIXELS: "rows, channels, height, width"}
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -30,9 +34,13 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def real_tokens(self) -> Tensor:
-        """1 for a token, 0 for padding, (B, T)."""
-        ids = self.inputs["input_ids"]
+    def real_tokens(self, tokens: int | None = None) -> Tensor:
+        """1 for a token, 0 for padding, (B, T); images have no padding, and only their model knows their `tokens`."""
+        if PIXELS in self.inputs:
+            if tokens is None:
+                raise DataError("Images have no length of their own: it is not known how many tokens a row has.")
+            return torch.ones(len(self), tokens, device=self.inputs[PIXELS].device)
+        ids = self.inputs[TOKENS]
         return self.inputs.get("attention_mask", torch.ones_like(ids)).float()
 
     def to(self, device: torch.device) -> Batch:
@@ -128,20 +136,21 @@ def padded_lists(lists: Sequence[Sequence[int]], fill: int) -> Tensor:
 
 
 def ready_batches(items: Sequence[Mapping[str, Any]], *, seed: int = 0) -> Batches:
-    """Batches from the caller's own dicts of tensors (input_ids, attention_mask, labels, ...)."""
+    """Batches from the caller's own dicts of tensors (input_ids or pixel_values, attention_mask, labels, ...)."""
     batches: list[Batch] = []
     digest = hashlib.sha256()
     start = 0
     for number, item in enumerate(items):
         tensors = {name: torch.as_tensor(value) for name, value in item.items()}
-        if "input_ids" not in tensors or tensors["input_ids"].ndim != 2:
-            raise DataError(f"Batch {number} must have input_ids of shape (rows, tokens).")
+        main = PIXELS if PIXELS in tensors else TOKENS
+        if main not in tensors or tensors[main].ndim != DIMENSIONS[main].count(",") + 1:
+            raise DataError(f"Batch {number} must have {main} of shape ({DIMENSIONS[main]}).")
         for name in sorted(tensors):
             tensor = tensors[name].detach().cpu()
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
         labels = tensors.pop("labels", None)
-        count = len(tensors["input_ids"])
+        count = len(tensors[main])
         batches.append(Batch(tensors, labels, tuple(range(start, start + count))))
         start += count
     if not batches:

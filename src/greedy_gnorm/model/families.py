@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from greedy_gnorm.registry import Registry
 from greedy_gnorm.units import ATTENTION, FFN
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Position = tuple[int, ...]
 """The numbers that replace the `*` in a path, such as (layer,) or (group, inner layer)."""
@@ -28,6 +31,28 @@ class LinearMap:
 
 RETURNED = "returned"
 """In place of a path: the layer itself returns the sum, as pre-norm models do after their feed-forward."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Relative positions that an attention compares tokens with: `count` vectors, the same for all rows.
+
+    Linear maps read them as they read tokens: those at the paths `shared` with the tokens, and the maps `own` for
+    nothing else. `products` is how often every token is compared with every position.
+    """
+
+    count: int
+    shared: tuple[str, ...] = ()
+    own: tuple[LinearMap, ...] = ()
+    products: int = 0
+
+
+NO_POSITIONS = Positions(0)
+
+
+def no_positions(config: Any) -> Positions:
+    """The attention compares tokens only with one another."""
+    return NO_POSITIONS
 
 
 def once(config: Any, position: Position) -> int:
@@ -53,9 +78,10 @@ class SiteRow:
     read from the configuration how many units the unpruned site has and how many channels a unit has in each part. With
     grouped key/value heads, a unit is a key/value head, and its query part is as wide as all query heads of its group.
     `follow` maps the attributes to update after a cut to what they hold: `units`, or the part whose total width it is.
-    `cached` says that the module stores keys and values in a cache for generation.
     `sum_at` is the path, from the base model, of the module that receives the output plus the residual, or RETURNED.
     `plain` gives the attributes of an ordinary configuration with so many units in every layer, if there is one.
+    `variants` maps the modules that can't do with fewer units to what they turn into, as `modeling_pruned` names it.
+    `map_at` is the module that receives the attention map, where a family does not use transformers' interface for it.
     """
 
     kind: str
@@ -65,16 +91,18 @@ class SiteRow:
     units: Callable[[Any], int]
     sizes: Callable[[Any], Mapping[str, int]]
     follow: Mapping[str, str] = field(default_factory=dict)
-    cached: bool = False
     sum_at: str | None = None
     plain: Callable[[Any, int], Mapping[str, int]] | None = None
     applications: Callable[[Any, Position], int] = once
+    variants: Mapping[str, str] = field(default_factory=dict)
+    positions: Callable[[Any], Positions] = no_positions
+    map_at: str | None = None
 
     def layout(self, config: Any) -> dict[str, Any]:
         """The row for one configuration as plain values, which `modeling_pruned` uses to cut."""
         maps = [
             {"path": each.path, "parts": list(each.parts), "layout": each.layout}
-            for each in (*self.inputs, self.output)
+            for each in (*self.inputs, *self.positions(config).own, self.output)
         ]
         return {
             "kind": self.kind,
@@ -84,8 +112,13 @@ class SiteRow:
             "units": self.units(config),
             "sizes": dict(self.sizes(config)),
             "follow": dict(self.follow),
-            "cached": self.cached,
+            "variants": dict(self.variants),
         }
+
+
+def itself(output: Tensor) -> Tensor:
+    """The layer returns its output alone."""
+    return output
 
 
 @dataclass(frozen=True)
@@ -95,6 +128,8 @@ class Family:
     `layer` is the path of the layer that contains the sites, if every layer has its own weights and takes the output of
     the one before. `after_attention` is the module in it from which on tokens no longer interact, if it can be given
     some of the tokens alone. `first_token` says whether transformers' classifier reads only the first token.
+    `returns` turns the output of a layer into what it returns, and `between` says whether the model changes it before
+    the next layer.
     `title` is what the paper calls the base model in its parameter tables.
     """
 
@@ -103,6 +138,8 @@ class Family:
     layer: str | None = None
     after_attention: str | None = None
     first_token: Callable[[Any], bool] = always
+    returns: Callable[[Tensor], Any] = itself
+    between: Callable[[Any], bool] = never
 
 
 FAMILIES: Registry[Family] = Registry("model family")
@@ -119,12 +156,13 @@ def head_sizes(config: Any) -> dict[str, int]:
 
 
 def attention(
-    path: str, inputs: tuple[str, str, str], output: str, *, counts: str, width: str, **options: Any
+    path: str, inputs: tuple[str, str, str], output: str, *, counts: str, width: str | None = None, **options: Any
 ) -> SiteRow:
-    """Attention with three plain projections; `counts` holds the number of heads, `width` their total width."""
+    """Attention with three plain projections; `counts` holds the number of heads, `width` their total width, if any."""
     maps = tuple(LinearMap(each, (part,)) for each, part in zip(inputs, ("q", "k", "v"), strict=True))
-    follow = {counts: "units", width: "q"}
-    return SiteRow(ATTENTION, path, maps, LinearMap(output, ("v",)), heads, head_sizes, follow, **options)
+    follow = {counts: "units"} | ({} if width is None else {width: "q"})
+    options = {"sizes": head_sizes, "follow": follow, **options}
+    return SiteRow(ATTENTION, path, maps, LinearMap(output, ("v",)), heads, **options)
 
 
 NEURON = "neuron"
@@ -247,7 +285,7 @@ def _llama_like(title: str) -> Family:
             LinearMap("o_proj", ("context",)),
             groups,
             group_sizes,
-            cached=True,
+            variants={"": "cached"},
             sum_at=f"{layer}.post_attention_layernorm",
             plain=plain_groups,
         ),
@@ -274,7 +312,7 @@ def _gpt2() -> Family:
             heads,
             head_sizes,
             {"num_heads": "units", "split_size": "q"},
-            cached=True,
+            variants={"": "cached"},
             sum_at=f"{layer}.ln_2",
         ),
         feed_forward(
@@ -312,6 +350,93 @@ def _modernbert() -> Family:
     return Family("ModernBERT", rows, layer=layer, first_token=lambda config: config.classifier_pooling == "cls")
 
 
+def deberta_head_sizes(config: Any) -> dict[str, int]:
+    """The channels of a head, also in the maps that read nothing but relative positions."""
+    return dict.fromkeys(("q", "k", "v", "position q", "position k"), head_sizes(config)["q"])
+
+
+def deberta_positions(config: Any) -> Positions:
+    """Tokens' queries are compared with the keys of positions (c2p), tokens' keys with their queries (p2c)."""
+    if not config.relative_attention:
+        return NO_POSITIONS
+    kinds = config.pos_att_type or ()
+    buckets = getattr(config, "position_buckets", -1)
+    reach = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
+    count = 2 * (buckets if buckets > 0 else reach)
+    products = sum(kind in kinds for kind in ("c2p", "p2c"))
+    if getattr(config, "share_att_key", False):
+        return Positions(count, shared=("self.query_proj", "self.key_proj"), products=products)
+    maps = {
+        "c2p": LinearMap("self.pos_key_proj", ("position k",)),
+        "p2c": LinearMap("self.pos_query_proj", ("position q",)),
+    }
+    return Positions(count, own=tuple(maps[kind] for kind in maps if kind in kinds), products=products)
+
+
+def _deberta_v2() -> Family:
+    layer = "encoder.layer.*"
+    rows = (
+        attention(
+            f"{layer}.attention",
+            ("self.query_proj", "self.key_proj", "self.value_proj"),
+            "output.dense",
+            counts="self.num_attention_heads",
+            width="self.all_head_size",
+            sizes=deberta_head_sizes,
+            sum_at=f"{layer}.attention.output.LayerNorm",
+            variants={"self": "may be empty"},
+            positions=deberta_positions,
+            map_at="self.dropout",
+        ),
+        feed_forward(
+            layer, "intermediate.dense", "output.dense", width="intermediate_size", sum_at=f"{layer}.output.LayerNorm"
+        ),
+    )
+    return Family(
+        "DeBERTa",
+        rows,
+        layer=layer,
+        after_attention="attention.output",
+        returns=lambda output: (output, None),
+        between=lambda config: getattr(config, "conv_kernel_size", 0) > 0,
+    )
+
+
+def _mpnet() -> Family:
+    layer = "encoder.layer.*"
+    rows = (
+        attention(
+            f"{layer}.attention",
+            ("attn.q", "attn.k", "attn.v"),
+            "attn.o",
+            counts="attn.num_attention_heads",
+            width="attn.all_head_size",
+            sum_at=f"{layer}.attention.LayerNorm",
+            variants={"": "sliced bias"},
+            map_at="attn.dropout",
+        ),
+        feed_forward(
+            layer, "intermediate.dense", "output.dense", width="intermediate_size", sum_at=f"{layer}.output.LayerNorm"
+        ),
+    )
+    return Family("MPNet", rows, layer=layer, after_attention="attention.LayerNorm", returns=lambda output: (output,))
+
+
+def _vit() -> Family:
+    layer = "layers.*"
+    rows = (
+        attention(
+            f"{layer}.attention",
+            ("q_proj", "k_proj", "v_proj"),
+            "o_proj",
+            counts="num_attention_heads",
+            sum_at=f"{layer}.layernorm_after",
+        ),
+        feed_forward(f"{layer}.mlp", "fc1", "fc2", width="intermediate_size", sum_at=RETURNED),
+    )
+    return Family("ViT", rows, layer=layer)
+
+
 FAMILIES.add("bert", _bert_like("BERT"))
 FAMILIES.add("roberta", _bert_like("RoBERTa"))
 FAMILIES.add("xlm-roberta", _bert_like("RoBERTa"))
@@ -325,3 +450,6 @@ FAMILIES.add("llama", _llama_like("Llama"))
 FAMILIES.add("mistral", _llama_like("Mistral"))
 FAMILIES.add("qwen2", _llama_like("Qwen2"))
 FAMILIES.add("qwen3", _llama_like("Qwen3"))
+FAMILIES.add("deberta-v2", _deberta_v2())
+FAMILIES.add("mpnet", _mpnet())
+FAMILIES.add("vit", _vit())

@@ -79,8 +79,9 @@ Change = Callable[[nn.Module, str, int, dict[str, Any]], Tensor]
 """Takes a linear map, the name of a parameter, the dimension of the units and the map's layout; returns new values."""
 
 
-def set_units(site: nn.Module, layout: dict[str, Any], count: int, change: Change) -> None:
-    """Set the number of units of a site: `change` makes the new parameters, and dependent attributes are updated."""
+def set_units(site: nn.Module, layout: dict[str, Any], units: Sequence[int], change: Change) -> None:
+    """Set the units of a site: `change` makes the new parameters, and dependent attributes and classes are updated."""
+    count = len(units)
     maps = [*((each, "out") for each in layout["inputs"]), (layout["output"], "in")]
     for linear_map, side in maps:
         linear = site.get_submodule(linear_map["path"])
@@ -98,11 +99,92 @@ def set_units(site: nn.Module, layout: dict[str, Any], count: int, change: Chang
         setattr(linear, attribute, width)
         if transposed and side == "in":
             linear.__class__ = Conv1D if width else OnlyBias
-    if layout.get("cached"):
-        _set_class(site, layout, headless=not count)
     for path, what in layout["follow"].items():
         owner, _, name = path.rpartition(".")
         setattr(site.get_submodule(owner), name, count * (1 if what == "units" else layout["sizes"][what]))
+    for path, name in layout.get("variants", {}).items():
+        left = None if count == layout["units"] else {"units": list(units), "output_path": layout["output"]["path"]}
+        _use_variant(site.get_submodule(path), name, left)
+
+
+class Variant(nn.Module):
+    """A mixin for a module whose own code can't do with fewer units.
+
+    `units` are those that are left, `output_path` is the output map of the site.
+    """
+
+    units: list[int]
+    output_path: str
+    variant: str
+    plain_class: Any
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles make the class again, because no module has it under its name."""
+        return _new_variant, (self.variant, self.plain_class), vars(self)
+
+
+class SlicedBias(Variant):
+    """Attention that is given a bias with a slice for each head of the unpruned model, the same for all layers."""
+
+    def forward(self, *arguments: Any, position_bias: Tensor | None = None, **options: Any) -> Any:
+        if position_bias is not None:
+            heads = torch.tensor(self.units, dtype=torch.long, device=position_bias.device)
+            position_bias = position_bias.index_select(1, heads)
+        return super().forward(*arguments, position_bias=position_bias, **options)
+
+
+class MayBeEmpty(Variant):
+    """Attention that divides by its number of heads: without any, its output has no channels, and there is no map."""
+
+    def forward(self, hidden_states: Tensor, *arguments: Any, **options: Any) -> Any:
+        if self.units:
+            return super().forward(hidden_states, *arguments, **options)
+        rows, tokens = hidden_states.shape[:2]
+        return hidden_states[..., :0], hidden_states.new_zeros(rows, 0, tokens, tokens)
+
+
+class Cached(Variant):
+    """Attention of a decoder, which stores keys and values for generation.
+
+    Without heads it returns the bias of its output map. The cache then gets a zero for each token, because transformers
+    reads there how many tokens it has seen.
+    """
+
+    layer_idx: int
+
+    def forward(self, hidden_states: Tensor, *arguments: Any, past_key_values: Any = None, **options: Any) -> Any:
+        if self.units:
+            return super().forward(hidden_states, *arguments, past_key_values=past_key_values, **options)
+        rows, tokens, _ = hidden_states.shape
+        if past_key_values is not None:
+            zeros = hidden_states.new_zeros(rows, 1, tokens, 1)
+            past_key_values.update(zeros, zeros, self.layer_idx)
+        no_maps = hidden_states.new_zeros(rows, 0, tokens, tokens)
+        return self.get_submodule(self.output_path)(hidden_states[..., :0]), no_maps
+
+
+VARIANTS: dict[str, type[Variant]] = {"sliced bias": SlicedBias, "may be empty": MayBeEmpty, "cached": Cached}
+"""What modules turn into when they lose units, where their own code is not enough."""
+
+
+@functools.cache
+def variant_class(name: str, plain_class: Any) -> Any:
+    """A variant of a class of transformers."""
+    names = {"__module__": __name__, "variant": name, "plain_class": plain_class}
+    return type(f"{VARIANTS[name].__name__}{plain_class.__name__}", (VARIANTS[name], plain_class), names)
+
+
+def _new_variant(name: str, plain_class: Any) -> Any:
+    return nn.Module.__new__(variant_class(name, plain_class))
+
+
+def _use_variant(module: nn.Module, name: str, left: dict[str, Any] | None) -> None:
+    """Change a module's class to the variant for what is left; None stands for all units, which need no variant."""
+    plain_class: Any = getattr(module, "plain_class", type(module))
+    module.__class__ = plain_class if left is None else variant_class(name, plain_class)
+    for attribute in ("units", "output_path"):
+        vars(module).pop(attribute, None)
+    vars(module).update(left or {})
 
 
 class OnlyBias(Conv1D):  # type: ignore[misc]
@@ -113,50 +195,17 @@ class OnlyBias(Conv1D):  # type: ignore[misc]
         return bias.expand(*x.shape[:-1], -1)
 
 
-class Headless(nn.Module):
-    """A mixin for the attention of a decoder without heads: it returns the bias of its output map.
-
-    The cache for generation gets a zero for each token: transformers reads there how many tokens it has seen.
-    """
-
-    output_path: str
-    layer_idx: int
-
-    def forward(
-        self, hidden_states: Tensor, *arguments: Any, past_key_values: Any = None, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        rows, tokens, _ = hidden_states.shape
-        if past_key_values is not None:
-            zeros = hidden_states.new_zeros(rows, 1, tokens, 1)
-            past_key_values.update(zeros, zeros, self.layer_idx)
-        no_maps = hidden_states.new_zeros(rows, 0, tokens, tokens)
-        return self.get_submodule(self.output_path)(hidden_states[..., :0]), no_maps
-
-
-@functools.cache
-def headless_class(plain_class: Any, output_path: str) -> Any:
-    """The version without heads of an attention class of transformers."""
-    names = {"__module__": __name__, "output_path": output_path}
-    return type(f"Headless{plain_class.__name__}", (Headless, plain_class), names)
-
-
-def _set_class(site: nn.Module, layout: dict[str, Any], *, headless: bool) -> None:
-    """Change the class of an attention module with a cache when its last head goes, and back when it gets heads."""
-    plain_class = next(each for each in type(site).__mro__ if not issubclass(each, Headless))
-    site.__class__ = headless_class(plain_class, layout["output"]["path"]) if headless else plain_class
-
-
 def keep_units(
-    site: nn.Module, layout: dict[str, Any], count: int, places: Sequence[int], take: Change | None = None
+    site: nn.Module, layout: dict[str, Any], units: Sequence[int], places: Sequence[int], take: Change | None = None
 ) -> None:
-    """Keep the units at these places among the `count` that the site has."""
+    """Keep the units at these places among those that the site has."""
 
     def change(linear: nn.Module, name: str, dim: int, linear_map: dict[str, Any]) -> Tensor:
         parameter: Tensor = getattr(linear, name)
-        channels = kept_channels(linear_map, layout, count, places)
+        channels = kept_channels(linear_map, layout, len(units), places)
         return parameter.detach().index_select(dim, torch.tensor(channels, dtype=torch.long, device=parameter.device))
 
-    set_units(site, layout, len(places), take or change)
+    set_units(site, layout, [units[place] for place in places], take or change)
 
 
 def kept_channels(linear_map: dict[str, Any], layout: dict[str, Any], count: int, places: Sequence[int]) -> list[int]:
@@ -185,7 +234,7 @@ def shrink(model: Any, config: Any) -> None:
             units = range(layout["units"])
             if module is None or len(set(gone)) < len(gone) or not set(gone) <= set(units):
                 raise ValueError(f"{record} in config.json: {number!r}: {gone!r:.200} does not fit this model")
-            keep_units(module, layout, len(units), [unit for unit in units if unit not in set(gone)])
+            keep_units(module, layout, units, [unit for unit in units if unit not in set(gone)])
 
 
 def _sites_of_kind(model: Any, layouts: list[dict[str, Any]], kind: str) -> list[tuple[nn.Module, dict[str, Any]]]:

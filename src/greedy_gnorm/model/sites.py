@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from greedy_gnorm.errors import GnormError, UnsupportedModel
-from greedy_gnorm.model.families import FAMILIES, RETURNED, Family, SiteRow
+from greedy_gnorm.model.families import FAMILIES, NO_POSITIONS, RETURNED, Family, Positions, SiteRow
 from greedy_gnorm.model.modeling_pruned import RECORDS, unit_channels
 from greedy_gnorm.settings import Savings
 from greedy_gnorm.units import ATTENTION, KINDS, UNIT_WORDS, Cost, SiteInfo, Unit, Vector, by_site
@@ -34,7 +34,8 @@ class Site:
     """A module that units can be removed from: its linear maps, its units in original numbering, its applications.
 
     `number` counts the sites of one kind, as configurations do; `layout` is the family's row as plain values. `sum` is
-    where the output plus the residual can be read. `version` changes with the weights that are left.
+    where the output plus the residual can be read. `positions` are what tokens are compared with besides one another,
+    and `map_at` receives the attention map, if the family's code is its own. `version` changes with the weights.
     """
 
     index: int
@@ -46,6 +47,8 @@ class Site:
     survivors: list[int]
     applications: int
     sum: Sum | None = None
+    positions: Positions = NO_POSITIONS
+    map_at: nn.Module | None = None
     gate: tuple[float, ...] | None = None  # the factors on the surviving units while gates are set
     version: int = 0
 
@@ -115,19 +118,28 @@ class Site:
 
         For rows of different lengths, `tokens` is their mean and `squares` the mean of their squares.
         """
-        widths = [
-            (sum(self.sizes[part] for part in each["parts"]), self.module.get_submodule(each["path"]))
-            for each in self.layout["inputs"]
-        ]
-        weights = sum(width * features(linear)[0] for width, linear in widths)
-        weights += self.output_size * features(self.output)[1]
-        biases = sum(width for width, linear in widths if linear.bias is not None)
+        widths = {each["path"]: sum(self.sizes[part] for part in each["parts"]) for each in self.layout["inputs"]}
+        weights = {path: widths[path] * features(linear)[0] for path, linear in self.inputs.items()}
+        outputs = self.output_size * features(self.output)[1]
+        biases = sum(widths[path] for path, linear in self.inputs.items() if linear.bias is not None)
+        parameters = sum(weights.values()) + outputs + biases
         if tokens is None:
-            return Cost(weights + biases)
-        work = tokens * weights
-        if self.kind == ATTENTION:  # queries times keys, attention times values
-            work += (tokens * tokens if squares is None else squares) * (self.sizes["q"] + self.output_size)
-        return Cost(weights + biases, multiplications=round(self.applications * work))
+            return Cost(parameters)
+        own = [each.path for each in self.positions.own]
+        work = tokens * (sum(weights[path] for path in weights if path not in own) + outputs)
+        work += self.positions.count * sum(weights[path] for path in (*self.positions.shared, *own))
+        work += self.products_per_unit(tokens, tokens * tokens if squares is None else squares)
+        return Cost(parameters, multiplications=round(self.applications * work))
+
+    def products_per_unit(self, tokens: float, squares: float) -> float:
+        """Multiplications of a head outside of linear maps, for one row: see `unit_cost`.
+
+        Queries times keys, attention times values, and tokens times relative positions.
+        """
+        if self.kind != ATTENTION:
+            return 0
+        positions = self.positions.products * self.positions.count
+        return squares * (self.sizes["q"] + self.output_size) + tokens * positions * self.sizes["q"]
 
     def __str__(self) -> str:
         return f"layer {self.layer} ({self.name})"
@@ -241,7 +253,8 @@ def find_sites(model: nn.Module, units: str = "both") -> Sites:
                 survivors = [unit for unit in range(layout["units"]) if unit not in missing]
                 site = Site(
                     len(sites), counts[row.kind], prefix + name, layer, module, layout, survivors,
-                    row.applications(config, position), _sum(base, family, row, position),
+                    row.applications(config, position), _sum(base, family, row, position), row.positions(config),
+                    None if row.map_at is None else module.get_submodule(row.map_at),
                 )  # fmt: skip
                 _check_widths(site)
                 sites.append(site)

@@ -68,7 +68,7 @@ def dense(model: Any) -> Any:
     whole = copy.deepcopy(model)
     sites = find_sites(whole)
     for site in sites:
-        set_units(site.module, site.layout, site.total, _pad_with_zeros(site))
+        set_units(site.module, site.layout, range(site.total), _pad_with_zeros(site))
     _use_plain_class(whole)
     return whole.eval()
 
@@ -137,7 +137,7 @@ def fill_empty_sites(model: nn.Module) -> None:
                 shape[dim] = sum(site.sizes[part] for part in linear_map["parts"])
                 return parameter.new_zeros(shape)
 
-            set_units(site.module, site.layout, 1, zeros)
+            set_units(site.module, site.layout, [0], zeros)
 
 
 def check_removable(sites: Sites, units: list[Unit]) -> None:
@@ -182,5 +182,5 @@ def _cut(site: Site, gone: set[int]) -> None:
             offloaded.dataset.state_dict[offloaded.prefix + name] = offloaded[name].index_select(dim, channels)
         return parameter.index_select(dim, channels.to(parameter.device))
 
-    keep_units(site.module, site.layout, count, places, take)
+    keep_units(site.module, site.layout, site.survivors, places, take)
     site.survivors = [unit for unit in site.survivors if unit not in gone]

@@ -25,7 +25,7 @@ from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.modes import evaluating, frozen
 from greedy_gnorm.model.sites import Site, Sites, Sum
-from greedy_gnorm.passes.layers import replace_forward
+from greedy_gnorm.passes.layers import layer_output, replace_forward
 from greedy_gnorm.tasks.task import task_of
 
 BY_GRADIENT = 0.5
@@ -203,6 +203,8 @@ def _through_layers(sites: Sites, calibration: Calibration) -> Iterator[tuple[Si
                     hidden = _end_of_layer(layer.sites[-1], batch, hidden, calibration.kept(number))
                 else:
                     hidden = _run_layer(sites, place, batch, hidden, lambda hidden, layer: layer(hidden))
+                if sites.family.between(_config(sites)):
+                    hidden = _run_layer(sites, place + 1, batch, None, lambda hidden, layer: hidden, below=hidden)
                 calibration.advance(number, hidden)
 
 
@@ -210,7 +212,7 @@ def _end_of_layer(site: Site, batch: Batch, hidden: Tensor, sample: Sample) -> T
     """The output of a layer from what its last site receives; padding, which nothing reads, is zero."""
     result, place = torch.zeros_like(hidden), _sum_of(site)
     total = site.output(sample.inputs) + sample.residuals
-    result[batch.real_tokens().bool()] = total if place.returned else place.module(total)
+    result[batch.real_tokens(hidden.shape[1]).bool()] = total if place.returned else place.module(total)
     return result
 
 
@@ -246,23 +248,32 @@ def _run_layer(
     batch: Batch,
     hidden: Tensor | None,
     run: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor],
+    below: Tensor | None = None,
 ) -> Tensor:
-    """Call `run` with what enters a layer (by default the embeddings) and the layer, as the model would call it."""
+    """Call `run` with what enters a layer and the layer, as the model would call it.
+
+    By default, that is what the model makes of the output of the layer `below`, or of the embeddings.
+    """
     result: list[Tensor] = []
 
-    def pass_on(given: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        return given
+    def pass_on(given: Tensor, *arguments: Any, **options: Any) -> Any:
+        return sites.family.returns(given)
 
-    def this(given: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        result.append(
-            run(given if hidden is None else hidden, lambda entering: forward(entering, *arguments, **options))
-        )
-        return given
+    def return_below(given: Tensor, *arguments: Any, **options: Any) -> Any:
+        return sites.family.returns(given if below is None else below)
+
+    def this(given: Tensor, *arguments: Any, **options: Any) -> Any:
+        def layer(entering: Tensor) -> Tensor:
+            return layer_output(forward(entering, *arguments, **options))
+
+        result.append(run(given if hidden is None else hidden, layer))
+        return sites.family.returns(given)
 
     forward = sites.layers[place].module.forward
     with ExitStack() as stack:
         for other, layer in enumerate(sites.layers):
-            stack.enter_context(replace_forward(layer.module, this if other == place else pass_on))
+            others = return_below if other == place - 1 else pass_on
+            stack.enter_context(replace_forward(layer.module, this if other == place else others))
         sites.model(**batch.inputs)
     return result[0]
 
@@ -294,10 +305,10 @@ def _before(module: nn.Module, record: Callable[[Tensor], None]) -> Iterator[Non
 
 @contextmanager
 def _after(module: nn.Module, record: Callable[[Tensor], None]) -> Iterator[None]:
-    """Record the result of every call of a module."""
+    """Record the result of every call of a linear map or a layer."""
 
-    def hook(module: nn.Module, arguments: tuple[Any, ...], result: Tensor) -> None:
-        record(result)
+    def hook(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
+        record(layer_output(result))
 
     handle = module.register_forward_hook(hook)
     try:
@@ -324,7 +335,7 @@ def _signs(outputs: Tensor, batch: Batch, seed: int) -> Tensor:
 
 def _token_weights(batch: Batch, squares: Tensor) -> Tensor:
     """Weights with a mean of 1 over the tokens of each row: half equal, half by the squared gradients, (B, T)."""
-    real = batch.real_tokens().to(squares)
+    real = batch.real_tokens(squares.shape[1]).to(squares)
     squares = squares * real
     share = squares / squares.sum(1, keepdim=True).clamp_min(torch.finfo(squares.dtype).tiny)
     return real * ((1 - BY_GRADIENT) + BY_GRADIENT * share * real.sum(1, keepdim=True))
@@ -332,5 +343,5 @@ def _token_weights(batch: Batch, squares: Tensor) -> Tensor:
 
 def _rows(batch: Batch, applications: Sequence[Tensor]) -> Tensor:
     """The real tokens, applications stacked, (N, ...)."""
-    real = batch.real_tokens().bool()
+    real = batch.real_tokens(applications[0].shape[1]).bool()
     return torch.cat([tensor[real] for tensor in applications])

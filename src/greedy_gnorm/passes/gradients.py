@@ -63,9 +63,8 @@ def gradient_norms(sites: Sites, batches: Batches, objective: Objective) -> dict
 
 def row_norms(sites: Sites, batch: Batch, objective: Objective) -> list[Tensor]:
     """The norms for each row of a batch, a (3, B, survivors) float64 tensor per site of heads, (2, ...) of neurons."""
-    mask = batch.real_tokens()
     norms = {
-        trace.site.index: NORMS_AT[trace.site.kind](trace, gradients, mask, sites.savings.gram)
+        trace.site.index: NORMS_AT[trace.site.kind](trace, gradients, _mask(trace, batch), sites.savings.gram)
         for trace, gradients in site_gradients(sites, batch, objective, _differentiated)
     }
     return [
@@ -73,9 +72,17 @@ def row_norms(sites: Sites, batch: Batch, objective: Objective) -> list[Tensor]:
     ]
 
 
+def _mask(trace: Trace, batch: Batch) -> Tensor:
+    """Which tokens are real; how many an image has is seen in the trace."""
+    path = next(iter(trace.site.inputs))
+    return batch.real_tokens(trace.inputs[path][0].shape[1])
+
+
 def _differentiated(site: Site) -> list[str]:
     """The outputs whose gradients the norms are made of."""
-    return [*site.inputs, RESULT] if site.kind == FFN else list(site.inputs)
+    if site.kind == FFN:
+        return [*site.inputs, RESULT]
+    return list(dict.fromkeys(site.parts[name] for name in PROJECTIONS))  # one map may hold several parts
 
 
 def _neuron_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_allowed: bool) -> Tensor:
@@ -107,11 +114,12 @@ def _head_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_al
     """The norms at one site of heads, (3, B, survivors), from the gradients of the outputs of its input maps."""
     site = trace.site
     by_path, _ = _gradients_by_path(trace, gradients)
+    inputs_of = trace.inputs | _compared_positions(trace, by_path)
     shared = _SharedInputs(mask)
     norms = []
     for name in PROJECTIONS:
         path, size = site.parts[name], site.sizes[name]
-        inputs = shared.of(trace.inputs[path])
+        inputs = shared.of(inputs_of[path])
         gradient = site.part(name, concat_along_time(by_path[path]).to(inputs.rows.dtype))
         width = size * len(site.survivors)
         gram = gram_allowed and gram_is_cheaper(inputs.rows.shape[1], inputs.rows.shape[2], width)
@@ -122,8 +130,25 @@ def _head_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_al
 def _gradients_by_path(trace: Trace, gradients: Sequence[Tensor]) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
     """The gradients of the outputs of each input map, and those that follow them."""
     remaining = iter(gradients)
-    by_path = {path: [next(remaining) for _ in trace.outputs[path]] for path in trace.site.inputs}
+    by_path = {
+        path: [next(remaining) for _ in trace.outputs[path]] for path in _differentiated(trace.site) if path != RESULT
+    }
     return by_path, list(remaining)
+
+
+def _compared_positions(trace: Trace, by_path: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+    """The inputs of maps that read relative positions, without those that no token is compared with.
+
+    They have no gradient, and are also taken out of `by_path`; in short rows they are most positions.
+    """
+    paths = trace.site.positions.shared
+    if not paths:
+        return {}
+    compared = torch.stack([by_path[path][-1].abs().amax((0, 2)) for path in paths]).any(0).nonzero()[:, 0]
+    positions = trace.inputs[paths[0]][-1].index_select(1, compared)
+    for path in paths:
+        by_path[path][-1] = by_path[path][-1].index_select(1, compared)
+    return {path: [*trace.inputs[path][:-1], positions] for path in paths}
 
 
 NORMS_AT = {ATTENTION: _head_norms, FFN: _neuron_norms}
@@ -138,35 +163,36 @@ def concat_along_time(parts: Sequence[Tensor]) -> Tensor:
 class Inputs:
     """The inputs of a linear map in one pass, (B, T, d), and their centred Gram form, computed when needed.
 
-    `mask` is 1 for a token and 0 for padding, (B, T); each application is centred separately.
+    `mask` is 1 for a token and 0 for padding, (B, T). Each application is centred separately; one to anything but these
+    tokens, such as relative positions, has no padding.
     """
 
     def __init__(self, applications: Sequence[Tensor], mask: Tensor) -> None:
         exact = torch.promote_types(applications[0].dtype, torch.float32)
         self.rows = concat_along_time(applications).to(exact)
-        self._count = len(applications)
+        self._lengths = [each.shape[1] for each in applications]
         self._mask = mask
         self._gram: CentredGram | None = None
 
     def gram(self) -> CentredGram:
         """Computed once, for all maps that share these inputs."""
         if self._gram is None:
-            tokens = self.rows.shape[1] // self._count
-            known = self._mask.shape[1] == tokens  # an objective may call the model with other tokens
-            real = self._mask if known else self._mask.new_ones(len(self.rows), tokens)
-            self._gram = CentredGram(self.rows, real.to(self.rows.dtype), self._count)
+            rows, tokens = self._mask.shape
+            masks = [self._mask if length == tokens else self._mask.new_ones(rows, length) for length in self._lengths]
+            self._gram = CentredGram(self.rows, [mask.to(self.rows.dtype) for mask in masks])
         return self._gram
 
 
 class _SharedInputs:
-    """The inputs of several linear maps: those with the same input share its Gram matrix."""
+    """The inputs of several linear maps: those with the same inputs share their Gram matrix."""
 
     def __init__(self, mask: Tensor) -> None:
         self._mask = mask
-        self._known: dict[int, Inputs] = {}
+        self._known: dict[tuple[int, ...], Inputs] = {}
 
     def of(self, applications: Sequence[Tensor]) -> Inputs:
-        return self._known.setdefault(applications[0].data_ptr(), Inputs(applications, self._mask))
+        places = tuple(each.data_ptr() for each in applications)
+        return self._known.setdefault(places, Inputs(applications, self._mask))
 
 
 class CentredGram:
@@ -175,13 +201,13 @@ class CentredGram:
     For A applications there are A means and A sums.
     """
 
-    def __init__(self, inputs: Tensor, real: Tensor, applications: int) -> None:
-        rows, tokens = real.shape
-        belongs = torch.eye(applications, dtype=inputs.dtype, device=inputs.device)[None, :, :, None]  # (1, A, A, 1)
-        ones = belongs.expand(rows, -1, -1, tokens).flatten(2)  # (B, A, T): which application a token is of
-        weights = ones * (real / real.sum(1, keepdim=True)).repeat(1, applications)[:, None]
+    def __init__(self, inputs: Tensor, masks: Sequence[Tensor]) -> None:
+        belongs = torch.eye(len(masks), dtype=inputs.dtype, device=inputs.device)  # (A, A)
+        lengths = torch.tensor([mask.shape[1] for mask in masks], device=inputs.device)
+        ones = belongs.repeat_interleave(lengths, dim=1).expand(len(inputs), -1, -1)  # (B, A, T): whose a token is
+        weights = ones * concat_along_time([mask / mask.sum(1, keepdim=True) for mask in masks])[:, None]
         means = weights @ inputs  # (B, A, d)
-        centred = inputs - (means if applications == 1 else ones.mT @ means)
+        centred = inputs - (means if len(masks) == 1 else ones.mT @ means)
         self.deviations = centred @ centred.mT  # (B, T, T)
         self.means = means @ means.mT  # (B, A, A)
         self.sums = torch.cat([ones, means @ centred.mT], dim=1)  # (B, 2A, T)

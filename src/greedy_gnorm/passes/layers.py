@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForSequenceClassification
 
 from greedy_gnorm.data.batches import Batch
+from greedy_gnorm.model.families import Family
 from greedy_gnorm.model.modes import frozen
 from greedy_gnorm.model.sites import Layer, Site, Sites, family_of
 from greedy_gnorm.passes.cache import CachedPass, cache_of
@@ -36,6 +38,7 @@ class Trace:
     site: Site
     inputs: dict[str, list[Tensor]]  # of each input map, (B, T, d)
     outputs: dict[str, list[Tensor]]  # of each input map, CONTEXT and RESULT, (B, T, D)
+    latest: str = ""  # the input map that ran last
 
     @classmethod
     def of(cls, site: Site) -> Trace:
@@ -48,10 +51,16 @@ class Trace:
 
 @dataclass(frozen=True)
 class LayerPass:
-    """A layer's last pass over a batch; with gradients it has its own graph, from `source` to `output`."""
+    """A layer's last pass over a batch; with gradients it has its own graph, from `source` to `output`.
 
+    `source` is `received` without its graph, and `passed` is `output` without its graph. What one layer passes on is
+    what the next receives, unless the model changes it between them.
+    """
+
+    received: Tensor
     source: Tensor
     output: Tensor
+    passed: Tensor
     traces: list[Trace]
 
 
@@ -84,14 +93,20 @@ def site_gradients(
             values = row_values(sites.model, batch, objective)
         cached = cache_of(sites).get(batch.inputs, graph=True) is not None
         lowest = _lowest_layer(sites)
-        (gradient,) = torch.autograd.grad(values.sum(), [stack.top])
+        (gradient,) = torch.autograd.grad(values.sum(), [stack.passes[-1].passed])
         for place in reversed(range(lowest, len(stack.passes))):
             this = stack.passes[place]
             traces = [trace for trace in this.traces if trace.site.survivors]
             targets = [target for trace in traces for target in trace.select(names(trace.site))]
             below = [this.source] if place > lowest else []
-            found = torch.autograd.grad(this.output, [*targets, *below], gradient, retain_graph=cached)
+            found = torch.autograd.grad(
+                this.output, [*targets, *below], gradient, retain_graph=cached, materialize_grads=True
+            )
             gradient = found[-1]
+            if below and this.received is not stack.passes[place - 1].passed:
+                (gradient,) = torch.autograd.grad(
+                    this.received, [stack.passes[place - 1].passed], gradient, retain_graph=cached
+                )
             gradients = iter(found)
             for trace in traces:
                 yield trace, [next(gradients) for _ in trace.select(names(trace.site))]
@@ -120,7 +135,7 @@ def backward(
     with torch.inference_mode(False), torch.enable_grad():
         values = row_values(model, batch, objective)
         tensors = targets()
-        return torch.autograd.grad(values.sum(), tensors) if tensors else ()
+        return torch.autograd.grad(values.sum(), tensors, materialize_grads=True) if tensors else ()
 
 
 def row_values(model: nn.Module, batch: Batch, objective: Objective) -> Tensor:
@@ -141,6 +156,9 @@ def record_traces(traces: Sequence[Trace]) -> Iterator[None]:
         for trace in traces:
             for path, linear in trace.site.inputs.items():
                 stack.callback(linear.register_forward_hook(_record(trace, path)).remove)
+            if trace.site.positions.shared:
+                owner = trace.site.owner
+                stack.enter_context(replace_forward(owner, _with_positions_by_row(trace, owner.forward)))
             stack.callback(trace.site.output.register_forward_pre_hook(_record_context(trace)).remove)
             stack.callback(trace.site.output.register_forward_hook(_record_result(trace)).remove)
         yield
@@ -150,8 +168,41 @@ def _record(trace: Trace, path: str) -> Callable[[nn.Module, tuple[Any, ...], Te
     def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
         trace.inputs[path].append(arguments[0].detach())
         trace.outputs[path].append(output.requires_grad_())
+        trace.latest = path
 
     return hook
+
+
+def _with_positions_by_row(trace: Trace, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: Any, **options: Any) -> Any:
+        with _PositionsByRow(trace):
+            return forward(*arguments, **options)
+
+    return run
+
+
+class _PositionsByRow(TorchFunctionMode):
+    """Records the outputs of linear maps for relative positions as an own copy for each row.
+
+    All rows share the positions, so a map has one output for them, (1, P, D). The attention turns it to (heads, P,
+    size) and repeats it over the rows. Only behind that does every row have its own gradient.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        if function is not Tensor.repeat:
+            return function(*arguments, **(options or {}))
+        by_head, rows = arguments[:2]
+        heads, count, size = by_head.shape
+        inputs, outputs = self.trace.inputs[self.trace.latest], self.trace.outputs[self.trace.latest]
+        inputs[-1] = inputs[-1].expand(rows, -1, -1)
+        outputs[-1] = by_head.transpose(0, 1).reshape(1, count, heads * size).expand(rows, -1, -1)
+        return outputs[-1].reshape(rows, count, heads, size).transpose(1, 2).flatten(0, 1)
 
 
 def _record_context(trace: Trace) -> Callable[[nn.Module, tuple[Any, ...]], None]:
@@ -170,10 +221,9 @@ def _record_result(trace: Trace) -> Callable[[nn.Module, tuple[Any, ...], Tensor
 
 @dataclass
 class Stack:
-    """The passes of all layers in one pass of the model, and the last output as the classifier receives it."""
+    """The passes of all layers in one pass of the model."""
 
     passes: list[LayerPass]
-    top: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 def _lowest_layer(sites: Sites) -> int:
@@ -203,7 +253,7 @@ def by_layer(sites: Sites, batch: Batch, *, graph: bool) -> Iterator[Stack]:
             if graph and place >= first:
                 patches.enter_context(record_traces([trace for trace in traces if trace.site.survivors]))
             part = _LayerPart(place, place >= first, graph and place > lowest, traces)
-            patches.enter_context(replace_forward(layer.module, _run_or_reuse(layer, stack, part)))
+            patches.enter_context(replace_forward(layer.module, _run_or_reuse(layer, stack, part, sites.family)))
         yield stack
     current = CachedPass(batch.inputs, states, stack.passes)
     size = 0 if cache.knows_size(batch.inputs, graph=graph) else _bytes_of(stack.passes, sites.model)
@@ -220,21 +270,28 @@ class _LayerPart:
     traces: list[Trace]
 
 
-def _run_or_reuse(layer: Layer, stack: Stack, part: _LayerPart) -> Callable[..., Tensor]:
+def _run_or_reuse(layer: Layer, stack: Stack, part: _LayerPart, family: Family) -> Callable[..., Any]:
     forward = layer.module.forward
 
-    def run(hidden: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    def run(hidden: Tensor, *arguments: Any, **options: Any) -> Any:
         if part.runs:
             source = hidden.detach().requires_grad_(part.needs_gradient)
-            stack.passes.append(LayerPass(source, forward(source, *arguments, **options), part.traces))
-        stack.top = stack.passes[part.place].output.detach().requires_grad_(torch.is_grad_enabled())
-        return stack.top
+            output = layer_output(forward(source, *arguments, **options))
+            passed = output.detach().requires_grad_(torch.is_grad_enabled())
+            stack.passes.append(LayerPass(hidden, source, output, passed, part.traces))
+        return family.returns(stack.passes[part.place].passed)
 
     return run
 
 
+def layer_output(returned: Any) -> Tensor:
+    """The output of a layer, which may return it with other things."""
+    output: Tensor = returned[0] if isinstance(returned, tuple) else returned
+    return output
+
+
 @contextmanager
-def replace_forward(module: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
+def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Replace a module's forward function; one that another library had set is restored afterwards."""
     own = vars(module).get("forward")
     module.forward = forward
@@ -283,7 +340,8 @@ def _bytes_of(passes: Sequence[LayerPass], model: nn.Module) -> int:
     total = 0
     for this in passes:
         inputs = [tensor for trace in this.traces for tensors in trace.inputs.values() for tensor in tensors]
-        for tensor in (this.source, this.output, *inputs, *_saved_tensors(this.output)):
+        graphs = (*_saved_tensors(this.received), *_saved_tensors(this.output))
+        for tensor in (this.source, this.output, *inputs, *graphs):
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())

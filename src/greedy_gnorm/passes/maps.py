@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,14 +70,29 @@ AttentionMaskInterface.register(NAME, eager_mask)
 @contextmanager
 def attention_maps(sites: Sites, visitor: MapVisitor) -> Iterator[None]:
     """Compute attention eagerly and pass every map to `visitor`; the model's own setting is restored afterwards."""
-    visits = {id(site.owner): _Visit(site, visitor) for site in sites if site.kind == ATTENTION}
+    heads = [site for site in sites if site.kind == ATTENTION]
+    visits = {id(site.owner): _Visit(site, visitor) for site in heads if site.map_at is None}
     config: Any = sites.model.config
     own = config._attn_implementation
-    try:
-        _visits.update(visits)
-        config._attn_implementation = NAME
-        yield
-    finally:
-        config._attn_implementation = own
-        for owner in visits:
-            del _visits[owner]
+    with ExitStack() as stack:
+        for site in heads:
+            if site.map_at is not None:
+                stack.callback(site.map_at.register_forward_pre_hook(_at_dropout(site, visitor)).remove)
+        try:
+            _visits.update(visits)
+            config._attn_implementation = NAME
+            yield
+        finally:
+            config._attn_implementation = own
+            for owner in visits:
+                del _visits[owner]
+
+
+def _at_dropout(site: Site, visitor: MapVisitor) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Tensor]]:
+    """Visits the map where a family's own attention code passes it to a module: its dropout, which comes last."""
+
+    def hook(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:
+        weights: Tensor = arguments[0]  # (B, H, T, T)
+        return (visitor(site, weights.to(torch.promote_types(weights.dtype, torch.float32))).to(weights.dtype),)
+
+    return hook

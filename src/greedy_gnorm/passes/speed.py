@@ -88,8 +88,8 @@ def multiplications(model: nn.Module, tokens: int) -> int:
             if isinstance(module, nn.Linear | Conv1D):
                 stack.callback(module.register_forward_hook(count).remove)
         model(**random_inputs(model, 1, tokens))
-    maps = sum(
-        site.applications * len(site.survivors) * (site.sizes["q"] + site.output_size)
+    products = sum(
+        site.applications * len(site.survivors) * site.products_per_unit(tokens, tokens * tokens)
         for site in find_sites(model, "heads")
     )
-    return counted + tokens * tokens * maps
+    return counted + round(products)

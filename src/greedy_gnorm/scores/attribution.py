@@ -65,8 +65,6 @@ def _largest_entries(sites: Sites, site: Site, batch: Batch, objective: Objectiv
     total = torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)
     if not site.survivors:
         return total
-    mask = batch.real_tokens()
-    real = (mask[:, None, :, None] * mask[:, None, None, :]).bool()  # (B, 1, T, T)
     for application in range(site.applications):
         sums: Tensor | None = None
         for step in range(1, steps + 1):
@@ -75,6 +73,8 @@ def _largest_entries(sites: Sites, site: Site, batch: Batch, objective: Objectiv
             part = scaled.double() * gradient.double() / step
             sums = part if sums is None else sums + part
         assert sums is not None
+        mask = batch.real_tokens(sums.shape[-1])
+        real = (mask[:, None, :, None] * mask[:, None, None, :]).bool()  # (B, 1, T, T)
         total += by_unit(site, sums.masked_fill(~real, -math.inf).amax((2, 3))).mean(-1).cpu()
     return total
 

@@ -61,10 +61,10 @@ def _mean_over_queries(sites: Sites, batches: Batches, per_query: Callable[[Tens
     from greedy_gnorm.passes.means import row_means
 
     def per_row(batch: Batch) -> list[Tensor]:
-        mask = batch.real_tokens()  # (B, T)
         totals = [torch.zeros(len(batch), len(site.survivors), dtype=torch.float64) for site in sites]
 
         def add(site: Site, weights: Tensor) -> Tensor:
+            mask = batch.real_tokens(weights.shape[-1])  # (B, T)
             rows = per_query(weights.float(), mask) * mask[:, None, :]  # (B, H, T)
             means = rows.double().sum(-1) / mask.sum(-1, keepdim=True)
             totals[site.index] += by_unit(site, means).mean(-1).cpu()
