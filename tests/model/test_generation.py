@@ -7,7 +7,7 @@ import torch
 import transformers
 from conftest import shared, tiny_config
 
-from greedy_gnorm.model.modeling_pruned import Headless, pruned_class
+from greedy_gnorm.model.modeling_pruned import Cached, pruned_class
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.surgery import dense, remove
 from greedy_gnorm.units import Unit
@@ -90,9 +90,9 @@ def test_the_cache_shrinks_with_the_heads(family):
 def test_a_layer_gets_its_own_class_back_with_its_heads(family):
     model = language_model(family)
     attention = find_sites(model, "heads")[0].module
-    assert isinstance(attention, Headless)
+    assert isinstance(attention, Cached)
     whole = dense(model)
-    assert not any(isinstance(module, Headless) for module in whole.modules())
+    assert not any(isinstance(module, Cached) for module in whole.modules())
     assert torch.equal(generated(whole), generated(model))
 
 
