@@ -36,8 +36,6 @@ FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", 
 FILE = HERE / "fingerprints.json"
 SCORING = [tiny_batch(seed=1), tiny_batch(rows=3, seed=2, longest=7)]
 EVALUATION = [tiny_batch(rows=7, seed=5), tiny_batch(rows=2, seed=6, longest=6)]
-FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "albert-groups", "distilbert")
-"""Those that 0.1.0 had."""
 WITHOUT_GRAM = ["kept-layers", "first-token"]
 OPTIONS: dict[str, dict[str, Any]] = {"shapley": {"permutations": 3}, "attribution": {"steps": 4}}
 

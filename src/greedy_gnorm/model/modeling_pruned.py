@@ -98,7 +98,7 @@ def set_units(site: nn.Module, layout: dict[str, Any], units: Sequence[int], cha
                 setattr(linear, name, nn.Parameter(new, requires_grad=parameter.requires_grad))
         setattr(linear, attribute, width)
         if transposed and side == "in":
-            linear.__class__ = Conv1D if width else OnlyBias
+            _change_class(linear, Conv1D if width else OnlyBias)
     for path, what in layout["follow"].items():
         owner, _, name = path.rpartition(".")
         setattr(site.get_submodule(owner), name, count * (1 if what == "units" else layout["sizes"][what]))
@@ -181,18 +181,27 @@ def _new_variant(name: str, plain_class: Any) -> Any:
 def _use_variant(module: nn.Module, name: str, left: dict[str, Any] | None) -> None:
     """Change a module's class to the variant for what is left; None stands for all units, which need no variant."""
     plain_class: Any = getattr(module, "plain_class", type(module))
-    module.__class__ = plain_class if left is None else variant_class(name, plain_class)
+    _change_class(module, plain_class if left is None else variant_class(name, plain_class))
     for attribute in ("units", "output_path"):
         vars(module).pop(attribute, None)
     vars(module).update(left or {})
 
 
-class OnlyBias(Conv1D):  # type: ignore[misc]
+class OnlyBias(Conv1D):
     """A Conv1D without inputs, which transformers' own can't run."""
 
     def forward(self, x: Tensor) -> Tensor:
         bias: Tensor = self.bias
         return bias.expand(*x.shape[:-1], -1)
+
+
+def _change_class(module: Any, new_class: Any) -> None:
+    """Change the class of a module, even if accelerate has wrapped its forward function."""
+    if type(module) is new_class:
+        return
+    module.__class__ = new_class
+    if "_old_forward" in vars(module):
+        module._old_forward = new_class.forward.__get__(module)
 
 
 def keep_units(
