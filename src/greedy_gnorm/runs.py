@@ -86,7 +86,7 @@ def perform(
         evaluation, reported = (prepared.rows[use][1] if use in prepared.rows else None for use in (EVALUATION, TEST))
         assert evaluation is not None
         if reported is not None and is_first():
-            warn_of_few_rows(reported.rows, "test")
+            warn_of_few_rows(reported.data_rows, "test")
 
         def observe(step: Step, gone: int, limit: int) -> None:
             if step.step == 0 and is_first():
@@ -103,7 +103,7 @@ def perform(
         del prepared
         timed = measure_speed and journal is not None and given.device_map is None
         latencies = _latencies(unpruned, steps, chosen, given, units) if timed else []
-        choices = choose(steps, measure_of(header), evaluation.rows, fastest=budgeted)
+        choices = choose(steps, measure_of(header), evaluation.data_rows, fastest=budgeted)
         if timed and is_first():
             choices = _timed_choices(choices, unpruned, steps, given, units, {chosen: latencies})
         pruned = at_step(unpruned, steps, chosen, units, recovery)
@@ -127,7 +127,7 @@ def perform(
 
 def _warn_of_doubts(model: Any, evaluation: Batches, step: Step) -> None:
     """Warn about rows and models for which the quality before pruning says little."""
-    warn_of_few_rows(evaluation.rows)
+    warn_of_few_rows(evaluation.data_rows)
     if "labels" in evaluation.judged_by:
         labels = [label for batch in evaluation for label in ([] if batch.labels is None else batch.labels.tolist())]
         for sentence in task_of(model).doubts(labels, step.quality):

@@ -201,7 +201,7 @@ def _quantised(model: Any, folder: Path, rows: Batches) -> dict[str, Any]:
     return {
         "file": small.name,
         "bytes": small.stat().st_size,
-        "rows": rows.rows,
+        "rows": rows.data_rows,
         "quality": {
             "torch": evaluate(find_sites(model), rows)[task.quality],
             "onnx": _quality(onnx_runner(whole), rows, task),
