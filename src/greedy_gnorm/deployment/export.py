@@ -6,7 +6,7 @@ import copy
 import importlib.util
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +95,7 @@ def check_installed() -> None:
 def _write(model: Any, folder: Path, tolerance: float) -> dict[str, Any]:
     path = folder / "model.onnx"
     with torch.inference_mode():
-        if not torch.isfinite(model(**_inputs(model, *CHECKED[-1])).logits).all():
+        if not torch.isfinite(_outputs(model, _inputs(model, *CHECKED[-1]))).all():
             raise GnormError("The model's outputs are NaN or infinite. Are all of its weights finite?")
     with phase("Writing ONNX"):
         to_onnx(model, path)
@@ -118,17 +118,17 @@ def to_onnx(model: Any, path: Path) -> None:
     """Export with a dynamic number of rows and tokens."""
     shown = copy.deepcopy(model).eval()
     fill_empty_sites(shown)  # runtimes refuse to reshape the empty tensors of a layer without heads
-    inputs = _inputs(model, 3, 17)
+    inputs, names = _inputs(model, 3, 17), task_of(model).output_names
     dynamic = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
     with _quiet():
         torch.onnx.export(
-            _Logits(shown),
+            _Logits(shown, names),
             (),
             path,
             kwargs=dict(inputs),
             dynamo=True,
             input_names=list(inputs),
-            output_names=["logits"],
+            output_names=list(names),
             dynamic_shapes=dynamic,
             external_data=4 * parameter_count(model) > ONE_FILE,
             verbose=False,
@@ -136,16 +136,18 @@ def to_onnx(model: Any, path: Path) -> None:
 
 
 class _Logits(nn.Module):
-    """The model as a function from tokens to logits."""
+    """The model as a function from tokens to logits, of one name or several."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, names: Sequence[str]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.names = model, names
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
-        return logits
+        found = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)
+        return tuple(found[name] for name in self.names)
 
 
 def onnx_runner(path: Path) -> Runner:
@@ -159,7 +161,7 @@ def onnx_runner(path: Path) -> Runner:
 
     def run(inputs: Inputs) -> Tensor:
         given = {name: tensor.cpu().numpy() for name, tensor in inputs.items() if name in names}
-        return torch.from_numpy(session.run(["logits"], given)[0])
+        return _joined([torch.from_numpy(output) for output in session.run(None, given)])
 
     return run
 
@@ -171,9 +173,20 @@ def largest_difference(model: Any, runner: Runner) -> float:
         for rows, tokens in CHECKED:
             inputs = _inputs(model, rows, tokens)
             theirs: Any = runner(inputs)
-            ours = model(**inputs).logits
+            ours = _outputs(model, inputs)
             largest = max(largest, float((ours - theirs).abs().nan_to_num(nan=torch.inf).max()))
     return largest
+
+
+def _outputs(model: Any, inputs: Inputs) -> Tensor:
+    """The logits of the model."""
+    found = model(**inputs)
+    return _joined([found[name] for name in task_of(model).output_names])
+
+
+def _joined(outputs: Sequence[Tensor]) -> Tensor:
+    """One tensor; outputs of several names, such as start and end logits, along its last dimension."""
+    return outputs[0] if len(outputs) == 1 else torch.stack(list(outputs), dim=-1)
 
 
 def _inputs(model: Any, rows: int, tokens: int) -> Inputs:

@@ -109,6 +109,7 @@ class Answers(Task):
     pipeline = "question-answering"
     format = Format((("question", "context"), ("question", "passage")), ("question",), ("answers", "answer"))
     row = Question
+    output_names = ("start_logits", "end_logits")
     in_parts = True
 
     def read_texts(
@@ -178,7 +179,7 @@ class Answers(Task):
         import torch
 
         found: Any = model(**batch.inputs)
-        sides = [getattr(found, name, None) for name in ("start_logits", "end_logits")]
+        sides = [getattr(found, name, None) for name in self.output_names]
         if not all(isinstance(side, torch.Tensor) and self.has_right_shape(side) for side in sides):
             raise UnsupportedModel(f"{type(model).__name__} has no start and end logits for every token.")
         stacked = torch.stack([side for side in sides if side is not None], dim=-1)

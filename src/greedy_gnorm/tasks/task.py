@@ -41,6 +41,8 @@ class Task(ABC):
     """Whether rows need labels of their own: those of a language model are its text."""
     row: ClassVar[type[Row]] = Row
     """What a row of the data is."""
+    output_names: ClassVar[tuple[str, ...]] = ("logits",)
+    """The names of the model's outputs that the task reads."""
     in_parts: ClassVar[bool] = False
     """Whether a row may be several rows of batches, so that its prediction is known only from all of them."""
 
