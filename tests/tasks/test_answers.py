@@ -17,6 +17,7 @@ from greedy_gnorm.data.encoding import encode
 from greedy_gnorm.data.loading import evaluation_batches, read_rows
 from greedy_gnorm.data.sets import divided_rows
 from greedy_gnorm.data.sources import WHOLE, read_splits
+from greedy_gnorm.deployment.export import largest_difference, onnx_runner, to_onnx
 from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import evaluate, with_drawn_labels, with_predictions
@@ -473,6 +474,14 @@ def test_compressing_and_loading_with_plain_transformers(folder, questions, tmp_
     assert evaluation.rows == 120
     assert 0 <= evaluation.agreement <= 1
     assert evaluation.quality["agreement"][0] == 1
+
+
+def test_onnx_has_start_and_end_logits(folder, tmp_path):
+    pytest.importorskip("onnxruntime")
+    model = gg.load(folder)
+    gg.remove_heads(model, {0: [1], 1: [0, 2]})
+    to_onnx(model, tmp_path / "model.onnx")
+    assert largest_difference(model, onnx_runner(tmp_path / "model.onnx")) < 1e-5
 
 
 def test_pruning_without_labels_follows_the_agreement(folder, questions, tmp_path):

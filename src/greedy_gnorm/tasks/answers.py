@@ -152,7 +152,7 @@ class Answers(Task):
         if room < 2:
             raise DataError(f"The model reads only {limit} tokens: too few for a question and its context.")
         questions, truncated = shortened([str(row.text) for row in rows], tokenizer, most)
-        contexts = [row.context for row in rows if isinstance(row, Question)]
+        contexts = [Question(*row).context for row in rows]
         found = tokenizer(
             questions, contexts, truncation="only_second", max_length=length, stride=min(settings.stride, room // 2),
             return_overflowing_tokens=True, return_offsets_mapping=True, return_attention_mask=True, verbose=False,
