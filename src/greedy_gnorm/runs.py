@@ -110,7 +110,7 @@ def perform(
         if recovery is not None:
             recovery.calibration.clear()  # gigabytes on disk, and computed again when another step is rebuilt
         tests, predictions = (None, None) if test is None else _tested(unpruned, pruned, test, given)
-        _warn_of_other_losses(tests, steps, chosen, measure_of(header))
+        _warn_of_other_losses(tests, steps, chosen, measure_of(header), classes=bool(task_of(pruned).classes))
         run = Run(
             steps, steps[chosen], pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices, predictions,
             why,
@@ -139,7 +139,7 @@ MUCH, MORE = 2, 0.02
 
 
 def _warn_of_other_losses(
-    tests: Mapping[str, Any] | None, steps: Sequence[Step], chosen: int, measure: Measure
+    tests: Mapping[str, Any] | None, steps: Sequence[Step], chosen: int, measure: Measure, *, classes: bool = True
 ) -> None:
     """Warn if a share of the same rows, such as macro F1, falls much more than the measure that the run goes by."""
     sides = {name: [steps[place].quality[name] for place in (0, chosen)] for name in steps[0].quality}
@@ -153,9 +153,9 @@ def _warn_of_other_losses(
     led = losses.pop(measure.name)
     for name, loss in losses.items():
         if loss > MUCH * max(led, 0.0) + MORE:
+            why = ": some classes lose more than others. Look at the classes, or choose" if classes else ". Choose"
             warnings.warn(
-                f"{name} fell by {100 * loss:.1f} points, {measure.name} by {100 * led:.1f}: some classes lose more "
-                f"than others. Look at the classes, or choose with --metric {name}.",
+                f"{name} fell by {100 * loss:.1f} points, {measure.name} by {100 * led:.1f}{why} with --metric {name}.",
                 stacklevel=2,
             )
 
