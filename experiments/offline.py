@@ -10,8 +10,11 @@ A classifier is trained once and kept; a comparison that was interrupted goes on
 from __future__ import annotations
 
 import argparse
+import json
+import random
 import time
 from importlib.resources import files
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,13 @@ import transformers
 import yaml
 
 import greedy_gnorm as gg
+from greedy_gnorm.data.loading import evaluation_batches, read_rows
+from greedy_gnorm.data.sources import read_splits
+from greedy_gnorm.model.sites import find_sites
+from greedy_gnorm.passes.evaluation import evaluate
 from greedy_gnorm.records.files import replace_folder, write_json
+from greedy_gnorm.settings import Settings
+from greedy_gnorm.tasks.task import task_of
 from greedy_gnorm.units import Step
 
 HERE = Path(__file__).resolve().parent
@@ -49,6 +58,8 @@ def run(name: str, plan: dict[str, Any], what: str = "compare") -> None:
     data, folder = SHARED / "data" / plan["data"], RUNS / name
     if not data.exists():
         raise SystemExit(f"{name} needs {plan['data']} in the folder shared/data beside the project.")
+    if "divided" in plan:
+        data = divided(plan, data, folder / "data")
     model = classifier(plan, data, folder / "classifier")
     start = time.monotonic()
     gg.compare(str(model), str(data), out=folder / what, resume=True, on_step=tell, **plan[what])
@@ -62,7 +73,7 @@ def classifier(plan: dict[str, Any], data: Path, folder: Path) -> Path:
         return SHARED / "models" / str(plan["classifier"])
     if not folder.exists():
         with replace_folder(folder) as partial:
-            fine_tune(plan, data, partial)
+            (fine_tune_answers if plan.get("task") == "answers" else fine_tune)(plan, data, partial)
     print((folder / "fine-tuned.json").read_text(encoding="utf-8").strip())
     return folder
 
@@ -122,6 +133,60 @@ def fine_tune(plan: dict[str, Any], data: Path, folder: Path) -> None:
     reexpressed(model, plan.get("class", "as it is")).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_json(folder / "fine-tuned.json", {"base": plan["base"], "test accuracy": accuracy, "epochs": plan["epochs"]})
+
+
+def divided(plan: dict[str, Any], data: Path, folder: Path) -> Path:
+    """SQuAD's json divided by article, once, into train.json, validation.json and test.json of a folder."""
+    if not folder.exists():
+        content = json.loads(data.read_text(encoding="utf-8"))
+        articles = content["data"]
+        random.Random(plan["seed"]).shuffle(articles)
+        ends = [0, *(round(share * len(articles)) for share in accumulate(plan["divided"]))]
+        with replace_folder(folder) as partial:
+            for place, split in enumerate(("train", "validation", "test")):
+                write_json(partial / f"{split}.json", {**content, "data": articles[ends[place] : ends[place + 1]]})
+    return folder
+
+
+def fine_tune_answers(plan: dict[str, Any], data: Path, folder: Path) -> None:
+    """Train a model that answers questions on the windows that greedy-gnorm makes; keep it with its test F1."""
+    transformers.set_seed(plan["seed"])
+    base = base_folder(plan["base"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    tokenizer.model_max_length = plan["longest"]
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(base)
+    task, settings = task_of(model), Settings()
+    (rows,) = read_rows([(read_splits(data), "train", True)], task, tokenizer, settings)
+    windows = [
+        {**item.inputs, "start_positions": item.label[0], "end_positions": item.label[1]}
+        for item in task.encode(rows, tokenizer, plan["longest"], settings)[0]
+    ]
+    options = transformers.TrainingArguments(
+        output_dir=str(folder / "trainer"),
+        seed=plan["seed"],
+        num_train_epochs=plan["epochs"],
+        learning_rate=plan["learning_rate"],
+        per_device_train_batch_size=16,
+        warmup_steps=50,
+        weight_decay=0.01,
+        train_sampling_strategy="group_by_length",
+        save_strategy="no",
+        logging_steps=50,
+        report_to="none",
+        bf16=True,
+        use_cpu=not torch.cuda.is_available(),
+    )
+    collator = transformers.DataCollatorWithPadding(tokenizer)
+    trainer = transformers.Trainer(
+        model, options, train_dataset=datasets.Dataset.from_list(windows), data_collator=collator
+    )
+    trainer.train()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    batches = evaluation_batches(model.float(), tokenizer, task, data, settings)
+    quality = evaluate(find_sites(model), batches.to(model.device))
+    measured = {f"test {name}": quality[name] for name in ("f1", "exact_match")}
+    write_json(folder / "fine-tuned.json", {"base": plan["base"], **measured, "epochs": plan["epochs"]})
 
 
 def base_folder(name: str) -> str:

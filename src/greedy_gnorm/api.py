@@ -58,6 +58,7 @@ def score(
     label: str | None = None,
     label_map: Mapping[str, str] | None = None,
     labels: str = "data",
+    stride: int = 128,
     dtype: str = "auto",
     device: str | None = None,
     device_map: str | Mapping[str, int | str] | None = None,
@@ -85,6 +86,8 @@ def score(
         label: The label column. Default: found by name.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
         labels: "data", or "own" to score with labels drawn from the model's own predictions.
+        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering); at
+            most half of a window.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
             for half-precision models.
         device: Where to compute, such as "cpu", "cuda" or "cuda:1". Default: a GPU if there is one.
@@ -148,6 +151,7 @@ def prune(
     recompute: int | None = None,
     recover: str | None = None,
     labels: str = "data",
+    stride: int = 128,
     calibration_tokens: int = 65536,
     dtype: str = "auto",
     device: str | None = None,
@@ -194,6 +198,8 @@ def prune(
             factor for each unit, "none" does nothing. Default: the method's own.
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
             labels is enough; quality is then the agreement with the unpruned model.
+        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering); at
+            most half of a window.
         calibration_tokens: Tokens of the rows that output projections are fitted on; they need no labels.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
             for half-precision models.
@@ -244,6 +250,7 @@ def compress(
     units: str | None = None,
     recover: str | None = None,
     labels: str = "data",
+    stride: int = 128,
     calibration_tokens: int = 65536,
     macs: float | None = None,
     speedup: float | None = None,
@@ -299,6 +306,8 @@ def compress(
             factor for each unit, "none" does nothing. Default: the method's own.
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
             labels is enough; quality is then the agreement with the unpruned model.
+        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering); at
+            most half of a window.
         calibration_tokens: Tokens of the rows that output projections are fitted on; they need no labels.
         macs: Multiplications to keep at most, as a share of the unpruned model's.
         speedup: How many times faster the model should be, by times measured on this machine.
@@ -422,6 +431,7 @@ def compare(
     heads_per_step: int | None = None,
     recompute: int | None = None,
     labels: str = "data",
+    stride: int = 128,
     calibration_tokens: int = 65536,
     dtype: str = "auto",
     device: str | None = None,
@@ -461,6 +471,8 @@ def compare(
         recompute: Steps from one scoring to the next; 0 scores only once. Default: the method's own number.
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
             labels is enough; quality is then the agreement with the unpruned model.
+        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering); at
+            most half of a window.
         calibration_tokens: Tokens of the rows that output projections are fitted on; they need no labels.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
             for half-precision models.

@@ -86,7 +86,7 @@ def perform(
         evaluation, reported = (prepared.rows[use][1] if use in prepared.rows else None for use in (EVALUATION, TEST))
         assert evaluation is not None
         if reported is not None and is_first():
-            warn_of_few_rows(reported.rows, "test")
+            warn_of_few_rows(reported.data_rows, "test")
 
         def observe(step: Step, gone: int, limit: int) -> None:
             if step.step == 0 and is_first():
@@ -103,14 +103,14 @@ def perform(
         del prepared
         timed = measure_speed and journal is not None and given.device_map is None
         latencies = _latencies(unpruned, steps, chosen, given, units) if timed else []
-        choices = choose(steps, measure_of(header), evaluation.rows, fastest=budgeted)
+        choices = choose(steps, measure_of(header), evaluation.data_rows, fastest=budgeted)
         if timed and is_first():
             choices = _timed_choices(choices, unpruned, steps, given, units, {chosen: latencies})
         pruned = at_step(unpruned, steps, chosen, units, recovery)
         if recovery is not None:
             recovery.calibration.clear()  # gigabytes on disk, and computed again when another step is rebuilt
         tests, predictions = (None, None) if test is None else _tested(unpruned, pruned, test, given)
-        _warn_of_other_losses(tests, steps, chosen, measure_of(header))
+        _warn_of_other_losses(tests, steps, chosen, measure_of(header), classes=bool(task_of(pruned).classes))
         run = Run(
             steps, steps[chosen], pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices, predictions,
             why,
@@ -127,7 +127,7 @@ def perform(
 
 def _warn_of_doubts(model: Any, evaluation: Batches, step: Step) -> None:
     """Warn about rows and models for which the quality before pruning says little."""
-    warn_of_few_rows(evaluation.rows)
+    warn_of_few_rows(evaluation.data_rows)
     if "labels" in evaluation.judged_by:
         labels = [label for batch in evaluation for label in ([] if batch.labels is None else batch.labels.tolist())]
         for sentence in task_of(model).doubts(labels, step.quality):
@@ -139,7 +139,7 @@ MUCH, MORE = 2, 0.02
 
 
 def _warn_of_other_losses(
-    tests: Mapping[str, Any] | None, steps: Sequence[Step], chosen: int, measure: Measure
+    tests: Mapping[str, Any] | None, steps: Sequence[Step], chosen: int, measure: Measure, *, classes: bool = True
 ) -> None:
     """Warn if a share of the same rows, such as macro F1, falls much more than the measure that the run goes by."""
     sides = {name: [steps[place].quality[name] for place in (0, chosen)] for name in steps[0].quality}
@@ -153,9 +153,9 @@ def _warn_of_other_losses(
     led = losses.pop(measure.name)
     for name, loss in losses.items():
         if loss > MUCH * max(led, 0.0) + MORE:
+            why = ": some classes lose more than others. Look at the classes, or choose" if classes else ". Choose"
             warnings.warn(
-                f"{name} fell by {100 * loss:.1f} points, {measure.name} by {100 * led:.1f}: some classes lose more "
-                f"than others. Look at the classes, or choose with --metric {name}.",
+                f"{name} fell by {100 * loss:.1f} points, {measure.name} by {100 * led:.1f}{why} with --metric {name}.",
                 stacklevel=2,
             )
 

@@ -190,6 +190,11 @@ class Settings(BaseModel):
         "without labels is enough.",
         "'data' or 'own'",
     )
+    stride: Count = _setting(
+        128,
+        "Tokens that neighbouring windows share, where a context is longer than a window (question answering); at most "
+        "half of a window.",
+    )
     calibration_tokens: Positive = _setting(65536, "Tokens of the rows that output projections are fitted on.")
     macs: Fraction | None = _setting(
         None, "Multiplications to keep at most, as a share of the unpruned model's.", SHARE
@@ -283,8 +288,8 @@ _NOT_FOR_COMPARING = ("method", "stop", "device_map", "recover", "examples")
 COMPARING = tuple(name for name in (*PRUNING, "rounds") if name not in _NOT_FOR_COMPARING)
 """The settings of `compare`, which walks several methods to the end on copies of a model that fits one device."""
 EVALUATING = (
-    "eval_samples", "seed", "text", "text_pair", "label", "label_map", "dtype", "device", "tokens_per_batch",
-    "trust_remote_code",
+    "eval_samples", "seed", "text", "text_pair", "label", "label_map", "stride", "dtype", "device",
+    "tokens_per_batch", "trust_remote_code",
 )  # fmt: skip
 """The settings of `evaluate`."""
 DTYPES = get_args(Dtype)

@@ -197,7 +197,7 @@ def _costs(bench: Bench, parts: Sequence[Part]) -> dict[Part, int]:
     sample = min(bench.given.samples or len(bench.pool), len(bench.pool))
     return {
         part: forwards(
-            part, bench.given, heads=bench.removable, scoring_rows=sample, evaluation_rows=bench.evaluation.rows
+            part, bench.given, heads=bench.removable, scoring_rows=sample, evaluation_rows=bench.evaluation.data_rows
         )
         for part in parts
     }
@@ -278,12 +278,12 @@ def _bench(
             pool, rows = both_rows(task, tokenizer, data, eval_data, given, needs_labels=labels, draws=draws)
         else:
             pool, rows = compared_rows(task, tokenizer, data, eval_data, given, needs_labels=labels)
-    warn_of_overlap([row.words for row in pool], [row.words for row in rows])
+    warn_of_overlap([row.source for row in pool], [row.source for row in rows])
     device = device_for(given)
     sites = find_sites(convert(copy.deepcopy(model), device, dtype_for(model, given)), units)
     evaluation = encode(rows, model, tokenizer, task, given, "evaluation").to(device)
     if is_first():
-        warn_of_few_rows(evaluation.rows)
+        warn_of_few_rows(evaluation.data_rows)
     if given.labels == "own":
         evaluation = with_predictions(sites.model, evaluation)
     described = {"evaluation": (data if eval_data is None else eval_data, evaluation)}

@@ -65,6 +65,7 @@ class Batches:
     truncated: int = 0
     judged_by: tuple[str, ...] = ("labels",)
     texts: tuple[tuple[Text, Text | None], ...] = field(default=(), repr=False)
+    given: int | None = None  # the rows of the data, where they may be several rows of batches each
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self.items)
@@ -76,6 +77,11 @@ class Batches:
     def rows(self) -> int:
         """The number of rows in all batches."""
         return sum(len(batch) for batch in self.items)
+
+    @property
+    def data_rows(self) -> int:
+        """The number of rows of the data."""
+        return self.rows if self.given is None else self.given
 
     def lengths(self) -> dict[int, int]:
         """The tokens of each row without padding, by the number of the row."""

@@ -96,10 +96,10 @@ def read_texts(table: datasets.Dataset, column: str) -> list[str]:
     values = list(table[column])
     missing = [row for row, value in enumerate(values) if is_missing(value)]
     if missing:
-        raise DataError(f"{_rows_have(missing)} no text in {column!r} (empty or NaN): {_numbers(missing)}.")
+        raise DataError(f"{_rows_have(missing)} no text in {column!r} (empty or NaN): {numbered(missing)}.")
     odd = [row for row, value in enumerate(values) if not isinstance(value, str)]
     if odd:
-        raise DataError(f"Column {column!r} holds {type(values[odd[0]]).__name__}, not text, in {_numbers(odd)}.")
+        raise DataError(f"Column {column!r} holds {type(values[odd[0]]).__name__}, not text, in {numbered(odd)}.")
     return values
 
 
@@ -108,7 +108,7 @@ def read_labels(table: datasets.Dataset, column: str, split: str) -> LabelColumn
     values = list(table[column])
     missing = [row for row, value in enumerate(values) if is_missing(value)]
     if missing:
-        raise DataError(f"{_rows_have(missing)} no {column!r} ({split}): {_numbers(missing)}.")
+        raise DataError(f"{_rows_have(missing)} no {column!r} ({split}): {numbered(missing)}.")
     return LabelColumn(values, _class_names(table, column), True)
 
 
@@ -143,6 +143,7 @@ def _rows_have(rows: Sequence[int]) -> str:
     return f"{len(rows)} rows have" if len(rows) > 1 else "1 row has"
 
 
-def _numbers(rows: Sequence[int], most: int = 5) -> str:
+def numbered(rows: Sequence[int], most: int = 5) -> str:
+    """`rows 1, 2, 3 (counted from 0)`; the first few of many."""
     more = f" and {len(rows) - most} more" if len(rows) > most else ""
     return f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:most]))}{more} (counted from 0)"

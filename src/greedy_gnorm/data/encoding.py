@@ -66,7 +66,7 @@ def encode(
             )
         )
     texts = tuple(rows[item.row].words for item in items)
-    return Batches(tuple(batches), fingerprint(rows, items), settings.seed, truncated, texts=texts)
+    return Batches(tuple(batches), fingerprint(rows, items), settings.seed, truncated, texts=texts, given=len(rows))
 
 
 def _labels(labels: list[Any]) -> Tensor:

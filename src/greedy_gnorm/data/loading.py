@@ -42,6 +42,11 @@ class RowTask(EncodingTask, Protocol):
         """Whether rows need labels of their own."""
         ...
 
+    @property
+    def row(self) -> type[Row]:
+        """What a row of the data is."""
+        ...
+
     def read_texts(
         self, table: Any, columns: Columns, tokenizer: Any, settings: Settings
     ) -> list[tuple[Text, Text | None]]:
@@ -169,10 +174,11 @@ def read_rows(
     columns = [find_columns(table, task.format, settings) for table in tables]
     texts = [task.read_texts(table, each, tokenizer, settings) for table, each in zip(tables, columns, strict=True)]
     if not task.labelled:
-        return [[Row(*words, None) for words in table] for table in texts]
+        return [[task.row(*words, None) for words in table] for table in texts]
     labels = _read_labels(wanted, [each.label for each in columns], task, settings)
     return [
-        [Row(*words, label) for words, label in zip(*table, strict=True)] for table in zip(texts, labels, strict=True)
+        [task.row(*words, label) for words, label in zip(*table, strict=True)]
+        for table in zip(texts, labels, strict=True)
     ]
 
 

@@ -21,6 +21,11 @@ class Row(NamedTuple):
         """The text, which decides whether two rows are the same, whatever their labels."""
         return self.text, self.pair
 
+    @property
+    def source(self) -> Any:
+        """What rows of different uses must not share: the text, unless a task says otherwise."""
+        return self.words
+
 
 class Encoded(NamedTuple):
     """A row, or a part of it, as one row of a batch: the model's inputs without padding and the label.

@@ -175,10 +175,10 @@ def _held_out(rows: list[Row], seed: int, use: str, share: int = 4) -> tuple[lis
 
 def _without_texts(rows: list[Row], others: Sequence[Row]) -> list[Row]:
     """The rows whose text is not among the others."""
-    texts = {row.words for row in others}
-    kept = [row for row in rows if row.words not in texts]
+    texts = {row.source for row in others}
+    kept = [row for row in rows if row.source not in texts]
     if not kept:
-        warn_of_overlap([row.words for row in rows], [row.words for row in others])
+        warn_of_overlap([row.source for row in rows], [row.source for row in others])
         return rows
     if len(kept) < len(rows):
         log.info("%d rows are left out: their texts are also evaluation or test rows", len(rows) - len(kept))

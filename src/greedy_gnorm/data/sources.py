@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,6 +89,8 @@ def _read_file(path: Path) -> datasets.Dataset:
     import datasets
 
     check_source(str(path))
+    if path.suffix.lower() == ".json" and (articles := _squad_articles(path)) is not None:
+        return _read_safely(lambda: _squad_table(articles), str(path))
     builder = BUILDERS[path.suffix.lower()]
     options: dict[str, Any] = {}
     if builder == "csv":
@@ -97,6 +100,48 @@ def _read_file(path: Path) -> datasets.Dataset:
     with tempfile.TemporaryDirectory(prefix="gnorm-data-") as cache:
         options |= {"data_files": [glob.escape(str(path))], "cache_dir": cache, "keep_in_memory": True}
         return _read_safely(lambda: datasets.load_dataset(builder, split="train", **options), str(path))
+
+
+def _squad_articles(path: Path) -> list[Any] | None:
+    """The articles of a file in SQuAD's format: {"data": [{"title", "paragraphs": [{"context", "qas"}]}]}."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None  # JSON lines, or a fault that the library of data sets reports
+    articles = content.get("data") if isinstance(content, dict) else None
+    if (
+        isinstance(articles, list)
+        and articles
+        and all(isinstance(one, dict) and "paragraphs" in one for one in articles)
+    ):
+        return articles
+    return None
+
+
+def _squad_table(articles: Sequence[Mapping[str, Any]]) -> datasets.Dataset:
+    """A row for each question, with columns as in the data set `squad`; impossible questions have no answers."""
+    import datasets
+
+    text, number = datasets.Value("string"), datasets.Value("int64")
+    answers = {"text": datasets.List(text), "answer_start": datasets.List(number)}
+    features = datasets.Features(dict.fromkeys(("id", "title", "context", "question"), text) | {"answers": answers})
+    rows: list[dict[str, Any]] = []
+    for article in articles:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                found = [] if question.get("is_impossible") else question.get("answers")
+                rows.append(
+                    {
+                        "id": str(question.get("id", len(rows))),
+                        "title": article.get("title"),
+                        "context": paragraph["context"],
+                        "question": question["question"],
+                        "answers": found
+                        if found is None
+                        else {name: [answer[name] for answer in found] for name in answers},
+                    }
+                )
+    return datasets.Dataset.from_list(rows, features=features)
 
 
 def _read_folder(folder: Path) -> Splits:

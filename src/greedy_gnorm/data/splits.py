@@ -41,14 +41,18 @@ def sampled(rows: list[Row], count: int | None, seed: int) -> list[Row]:
 
 
 def split_rows(rows: list[Row], count: int | None, seed: int) -> tuple[list[Row], list[Row]]:
-    """Split rows into `count` scoring rows (at most half of the texts) and evaluation rows; no text is in both."""
+    """Split rows into `count` scoring rows (at most half of the texts) and evaluation rows; no text is in both.
+
+    Where several rows have one source, all of them go to the same side, and there are about `count` scoring rows.
+    """
     unique = list({row.words: row for row in reversed(rows)}.values())[::-1]
-    if len(unique) < 2:
+    sources = list({row.source: row for row in reversed(unique)}.values())[::-1]
+    if len(sources) < 2:
         raise DataError("All rows have the same text and can't be split for evaluation: give eval_data.")
-    half = len(unique) // 2
-    scoring = sampled(unique, half if count is None else min(count, half), seed)
-    taken = {row.words for row in scoring}
-    return scoring, [row for row in rows if row.words not in taken]
+    half = len(sources) // 2
+    wanted = half if count is None else min(max(round(count * len(sources) / len(unique)), 1), half)
+    taken = {row.source for row in sampled(sources, wanted, seed)}
+    return [row for row in unique if row.source in taken], [row for row in rows if row.source not in taken]
 
 
 def warn_of_overlap(scoring: Sequence[Any], evaluation: Sequence[Any]) -> None:

@@ -14,7 +14,7 @@ from greedy_gnorm.data.loading import evaluation_batches
 from greedy_gnorm.deployment.pair import load_pair
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.sites import find_sites
-from greedy_gnorm.passes.evaluation import LABELS, PREDICTED, row_statistics, tested
+from greedy_gnorm.passes.evaluation import LABELS, PREDICTED, row_statistics, tested, with_predictions
 from greedy_gnorm.passes.predictions import compared_predictions
 from greedy_gnorm.pruning.prepare import device_for, on_device
 from greedy_gnorm.pruning.run import Run
@@ -79,6 +79,7 @@ def evaluate(
     text_pair: str | None = None,
     label: str | None = None,
     label_map: Mapping[str, str] | None = None,
+    stride: int = 128,
     dtype: str = "auto",
     device: str | None = None,
     tokens_per_batch: int = 2048,
@@ -99,6 +100,8 @@ def evaluate(
         text_pair: The column of the second text of a pair. Default: the run's, else found by name.
         label: The label column. Default: the run's, else found by name.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}. Default: the run's.
+        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering); at
+            most half of a window.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
             for half-precision models.
         device: Where to compute, such as "cpu", "cuda" or "cuda:1". Default: a GPU if there is one.
@@ -115,6 +118,8 @@ def evaluate(
     pair = load_pair(run, model, trust_remote_code=trust_remote_code)
     given, task = _with_defaults_of_run(given, pair.settings), pair.task
     batches = evaluation_batches(pair.before, pair.tokenizer, task, data, given).to(device_for(given))
+    if task.in_parts:
+        batches = with_predictions(on_device(pair.before, given), batches)
     tables = [row_statistics(find_sites(on_device(each, given)), batches).numpy() for each in (pair.before, pair.after)]
     quality = tested(task, *_with_agreement(task, batches, tables))
     predictions = compared_predictions(task, batches, tables, examples) or {}
@@ -144,7 +149,9 @@ def _with_defaults_of_run(given: Settings, run: Settings) -> Settings:
 
 
 def _with_agreement(task: Task, batches: Batches, tables: Sequence[Matrix]) -> tuple[Batches, list[Matrix]]:
-    """The rows judged also by the predictions of the unpruned model, which its statistics hold: no further pass."""
+    """The rows judged also by the predictions of the unpruned model, if its statistics hold them: no further pass."""
+    if PREDICTED in batches.judged_by:
+        return batches, list(tables)
     agreeing = [task.agreement_statistics(tables[0], table) for table in tables]
     both = [np.hstack([two, one]) for one, two in zip(agreeing, tables, strict=True) if one is not None]
     if not both:

@@ -22,7 +22,6 @@ from greedy_gnorm.data.sets import EVALUATION, TEST
 from greedy_gnorm.deployment.speed import timed
 from greedy_gnorm.errors import DataError, GnormError, RunFolderError, UnsupportedModel
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
-from greedy_gnorm.model.modeling_pruned import auto_class_of
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.sizes import parameter_count
 from greedy_gnorm.model.surgery import fill_empty_sites
@@ -137,23 +136,12 @@ def to_onnx(model: Any, path: Path) -> None:
         )
 
 
-OUTPUTS = {
-    "AutoModelForSequenceClassification": ["logits"],
-    "AutoModelForTokenClassification": ["logits"],
-    "AutoModelForQuestionAnswering": ["start_logits", "end_logits"],
-    "AutoModel": ["last_hidden_state"],
-}
-"""What an ONNX model returns, by its auto class: the names that transformers gives these outputs."""
-
-
 def output_names(model: nn.Module) -> list[str]:
     """The outputs of an exported model; refuses models that can't be exported."""
-    auto_class = auto_class_of(type(model))
-    if auto_class not in OUTPUTS:
-        raise UnsupportedModel(
-            f"{type(model).__name__} can't be exported to ONNX: supported are models of {', '.join(OUTPUTS)}."
-        )
-    return OUTPUTS[auto_class]
+    task = task_of(model)
+    if not task.output_names:
+        raise UnsupportedModel(f"{type(model).__name__} can't be exported to ONNX ({task.name}).")
+    return list(task.output_names)
 
 
 class _Outputs(nn.Module):
@@ -232,7 +220,7 @@ def _quantised(model: Any, folder: Path, rows: Batches) -> dict[str, Any]:
     return {
         "file": small.name,
         "bytes": small.stat().st_size,
-        "rows": rows.rows,
+        "rows": rows.data_rows,
         "quality": {
             "torch": evaluate(find_sites(model), rows)[task.quality],
             "onnx": _quality(onnx_runner(whole), rows, task),

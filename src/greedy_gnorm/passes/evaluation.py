@@ -133,8 +133,8 @@ def with_predictions(model: nn.Module, batches: Batches) -> Batches:
     """The same rows, on which agreement with this model is measured too, or instead where they have no labels."""
     task = task_of(model)
     with evaluating(model), torch.no_grad():
-        items = [
-            replace(batch, predicted=task.predicted_labels(task.outputs(model, batch), batch)) for batch in batches
-        ]
+        found = [task.predicted_labels(task.outputs(model, batch), batch) for batch in batches]
+        labels = task.joined_predictions(found, batches.items)
+        items = [replace(batch, predicted=each) for batch, each in zip(batches, labels, strict=True)]
     labelled = all(batch.labels is not None for batch in items)
     return replace(batches, items=tuple(items), judged_by=(PREDICTED, LABELS) if labelled else (PREDICTED,))

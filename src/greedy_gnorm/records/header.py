@@ -79,7 +79,7 @@ def describe_rows(source: Any, batches: Batches) -> dict[str, Any]:
     """Rows as the header describes them."""
     return {
         **describe_source(source, "source"),
-        "rows": batches.rows,
+        "rows": batches.data_rows,
         "batches": len(batches),
         "truncated": batches.truncated,
         "fingerprint": batches.fingerprint,

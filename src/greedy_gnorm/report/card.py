@@ -16,7 +16,7 @@ from greedy_gnorm.report.names import model_title
 from greedy_gnorm.report.page import PageRun
 from greedy_gnorm.report.tables import LATENCY_COLUMNS, as_markdown, latency_cells, megabytes, test_table, with_interval
 from greedy_gnorm.report.verdict import UNITS
-from greedy_gnorm.tasks.task import task_of
+from greedy_gnorm.tasks.task import Task, task_of
 from greedy_gnorm.units import unit_name
 
 
@@ -37,7 +37,7 @@ def model_card(run: Run, form: str = "pruned") -> str:
             f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---",
             f"# {model_title(model)}, pruned",
             *_result(run, shown),
-            HOW_TO_LOAD[form].format(auto_class=task.auto_class, pipeline=task.pipeline).rstrip(),
+            _how_to_load(task, form),
             left if is_compression(run.header) else f"Removed heads: {_names(run)}.\n",
         ]
     )
@@ -74,6 +74,17 @@ def _result(run: Run, shown: PageRun) -> Iterator[str]:
         yield as_markdown(["step", *columns], [[str(row.step), row.name, *row.cells] for row in others]).rstrip()
     if run.latencies:
         yield as_markdown(LATENCY_COLUMNS, [latency_cells(latency) for latency in run.latencies]).rstrip()
+
+
+def _how_to_load(task: Task, form: str) -> str:
+    """The lines of code; those of a pipeline only if transformers has one for the task."""
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    text = HOW_TO_LOAD[form].format(auto_class=task.auto_class, pipeline=task.pipeline).rstrip()
+    if task.pipeline in PIPELINE_REGISTRY.get_supported_tasks():
+        return text
+    lines = text.replace(", pipeline\n", "\n").splitlines()
+    return "\n".join(line for line in lines if "pipeline(" not in line)
 
 
 def _names(run: Run) -> str:

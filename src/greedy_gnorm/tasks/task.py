@@ -39,6 +39,12 @@ class Task(ABC):
     """The common names of columns in the data of this task."""
     labelled: ClassVar[bool] = True
     """Whether rows need labels of their own: those of a language model are its text."""
+    row: ClassVar[type[Row]] = Row
+    """What a row of the data is."""
+    output_names: ClassVar[tuple[str, ...]] = ("logits",)
+    """The names of the model's outputs that the task reads."""
+    in_parts: ClassVar[bool] = False
+    """Whether a row may be several rows of batches, so that its prediction is known only from all of them."""
 
     def __init__(self, config: Any, model: nn.Module | None = None) -> None:
         self.config = config
@@ -128,6 +134,10 @@ class Task(ABC):
     @abstractmethod
     def predicted_labels(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The labels that these outputs predict, as the labels of the data are given."""
+
+    def joined_predictions(self, predicted: Sequence[Tensor], batches: Sequence[Batch]) -> list[Tensor]:
+        """The predicted labels of all batches, each with what the other parts of its row say."""
+        return list(predicted)
 
     @abstractmethod
     def drawn_labels(self, outputs: Tensor, batch: Batch, chance: Generator) -> Tensor:
