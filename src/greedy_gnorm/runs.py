@@ -110,7 +110,8 @@ def perform(
         if recovery is not None:
             recovery.calibration.clear()  # gigabytes on disk, and computed again when another step is rebuilt
         tests, predictions = (None, None) if test is None else _tested(unpruned, pruned, test, given)
-        _warn_of_other_losses(tests, steps, chosen, measure_of(header))
+        if task_of(unpruned).classes:
+            _warn_of_other_losses(tests, steps, chosen, measure_of(header))
         run = Run(
             steps, steps[chosen], pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices, predictions,
             why,

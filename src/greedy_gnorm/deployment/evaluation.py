@@ -14,7 +14,7 @@ from greedy_gnorm.data.loading import evaluation_batches
 from greedy_gnorm.deployment.pair import load_pair
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.sites import find_sites
-from greedy_gnorm.passes.evaluation import LABELS, PREDICTED, row_statistics, tested
+from greedy_gnorm.passes.evaluation import LABELS, PREDICTED, row_statistics, tested, with_predictions
 from greedy_gnorm.passes.predictions import compared_predictions
 from greedy_gnorm.pruning.prepare import device_for, on_device
 from greedy_gnorm.pruning.run import Run
@@ -115,7 +115,10 @@ def evaluate(
     pair = load_pair(run, model, trust_remote_code=trust_remote_code)
     given, task = _with_defaults_of_run(given, pair.settings), pair.task
     batches = evaluation_batches(pair.before, pair.tokenizer, task, data, given).to(device_for(given))
-    tables = [row_statistics(find_sites(on_device(each, given)), batches).numpy() for each in (pair.before, pair.after)]
+    models = [on_device(each, given) for each in (pair.before, pair.after)]
+    if task.own_labels:
+        batches = with_predictions(models[0], batches)
+    tables = [row_statistics(find_sites(each), batches).numpy() for each in models]
     quality = tested(task, *_with_agreement(task, batches, tables))
     predictions = compared_predictions(task, batches, tables, examples) or {}
     kept = ("classes", "per_class", "confusion", "changed_count", "changed")
@@ -123,7 +126,7 @@ def evaluate(
         *pair.names,
         describe_rows(data, batches),
         quality["rows"],
-        task.measure(pair.settings.metric).name,
+        task.measure(pair.settings.metric, batches).name,
         quality["quality"],
         quality["intervals"],
         **{name: predictions[name] for name in kept if name in predictions},

@@ -33,7 +33,7 @@ def torch_runner(model: nn.Module) -> Runner:
     """A model as a function of a batch."""
 
     def run(inputs: Inputs) -> object:
-        output = model(**inputs).logits
+        output = model(**inputs)[0]
         return float(output.flatten()[0])  # waits for a GPU to finish
 
     return run
