@@ -58,11 +58,10 @@ def subfolder(modules: list[dict[str, Any]]) -> dict[str, str]:
 def read_settings(place: str, modules: list[dict[str, Any]]) -> dict[str, Any]:
     """How these modules encode sentences, for the configuration of the model."""
     paths = {each["kind"]: each["path"] for each in modules}
-    pooling = _read_json(place, _joined(paths["Pooling"], "config.json"))
-    if pooling is None:
-        raise GnormError(
-            f"{place} has no {_joined(paths['Pooling'], 'config.json')}, which says how tokens are pooled."
-        )
+    file = _joined(paths["Pooling"], "config.json")
+    pooling = _read_json(place, file)
+    if not isinstance(pooling, dict):
+        raise GnormError(f"{place} has no {file} with the settings of how tokens are pooled.")
     settings = {
         "pooling": pooling,
         "normalize": "Normalize" in paths,
@@ -76,20 +75,18 @@ def read_settings(place: str, modules: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def pooling_modes(settings: dict[str, Any]) -> list[str]:
-    """The ways in which tokens are pooled; several vectors are joined."""
+    """The ways in which tokens are pooled, the mean if none is named; the vectors of several are joined."""
     pooling = settings["pooling"]
-    named = pooling.get("pooling_mode")
-    if named is None:
-        named = [mode for mode, flag in MODES.items() if pooling.get(flag)]
-        unknown = [name for name, on in pooling.items() if name.startswith("pooling_mode") and on is True]
-        unknown = [name for name in unknown if name not in MODES.values()]
-    else:
-        named = [named] if isinstance(named, str) else list(named)
-        unknown = [name for name in named if name not in MODES]
-    if unknown or not named:
-        what = f"by {unknown[0]!r}" if unknown else "in no way"
-        raise UnsupportedModel(f"The sentence encoder pools tokens {what}; supported are: {', '.join(MODES)}.")
-    return named
+    flags = {flag: mode for mode, flag in MODES.items()}
+    named = pooling.get("pooling_mode") or [
+        flags.get(name, name) for name in (*flags, *pooling) if name.startswith("pooling_mode_") and pooling.get(name)
+    ]
+    modes = [named] if isinstance(named, str) else list(dict.fromkeys(named))
+    if unknown := [mode for mode in modes if mode not in MODES]:
+        raise UnsupportedModel(
+            f"The sentence encoder pools tokens by {unknown[0]!r}; supported are: {', '.join(MODES)}."
+        )
+    return modes or ["mean"]
 
 
 def default_prompt(settings: dict[str, Any]) -> str:
@@ -106,15 +103,17 @@ def write_settings(config: Any, folder: Path) -> None:
         {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for place, (path, kind) in enumerate(modules)
     ]
-    flags = {flag: mode in pooling_modes(settings) for mode, flag in MODES.items()}
-    width = {"word_embedding_dimension": config.hidden_size, **flags}
-    files = {MODULES: listed, "1_Pooling/config.json": {**width, **settings["pooling"]}}
-    files |= {
-        name: settings[key] for name, key in ((TRANSFORMER, "transformer"), (GENERAL, "general")) if settings[key]
+    width = {"word_embedding_dimension": config.hidden_size} if settings == DEFAULT else {}
+    files = {
+        MODULES: listed,
+        "1_Pooling/config.json": width | settings["pooling"],
+        TRANSFORMER: settings["transformer"],
+        GENERAL: settings["general"],
     }
     (folder / "1_Pooling").mkdir(exist_ok=True)
     for name, content in files.items():
-        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        if content:
+            (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _read_json(place: str, name: str) -> Any:

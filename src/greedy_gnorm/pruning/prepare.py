@@ -143,8 +143,10 @@ def quality_measure(model: Any, settings: Settings, rows: Batches) -> Measure:
 
 def check_judged(task: Task, sets: Mapping[str, Batches], measure: Measure) -> None:
     """Refuse a measure that needs labels on rows without them."""
-    if task.own_labels and TEST in sets:
-        task.measure(measure.name, sets[TEST])
+    if TEST in sets and task.own_labels and measure not in task.offered_metrics(sets[TEST]):
+        raise DataError(
+            f"Measuring {measure.name} requires scores, but the test rows have none: choose another --metric."
+        )
     if measure.name != AGREEMENT and any(
         LABELS not in sets[use].judged_by for use in (EVALUATION, TEST) if use in sets
     ):

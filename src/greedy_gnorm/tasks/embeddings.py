@@ -91,7 +91,7 @@ class Embeddings(Task):
         for number, row in enumerate(rows):
             for text in (row.text, row.pair):
                 if text is not None:
-                    words = prompt + str(text).strip()
+                    words = prompt + str(text)
                     texts.append(Row(words.lower() if transformer.get("do_lower_case") else words, None, None))
                     owners.append(number)
         items, truncated = tokenised(texts, tokenizer, min(limit, transformer.get("max_seq_length") or limit))
@@ -269,9 +269,7 @@ def _scores(values: Sequence[Any], column: str) -> list[Label]:
     try:
         scores = [float(value) for value in values]
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"Column {column!r} must hold a number for each pair, its score of similarity ({error})."
-        ) from error
+        raise DataError(f"Column {column!r} must hold a score of similarity for each pair: {error}.") from error
     if not np.isfinite(scores).all():
         raise DataError(f"Column {column!r} must hold finite scores of similarity, but one is NaN or infinite.")
     return list(scores)
