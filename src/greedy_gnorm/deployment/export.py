@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +26,7 @@ from greedy_gnorm.model.checkpoint import load, load_tokenizer
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.sizes import parameter_count
 from greedy_gnorm.model.surgery import fill_empty_sites
-from greedy_gnorm.passes.evaluation import evaluate
+from greedy_gnorm.passes.evaluation import evaluate, with_predictions
 from greedy_gnorm.passes.speed import Inputs, Runner, possible, random_inputs, torch_runner
 from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.prepare import load_sets
@@ -95,7 +97,7 @@ def check_installed() -> None:
 def _write(model: Any, folder: Path, tolerance: float) -> dict[str, Any]:
     path = folder / "model.onnx"
     with torch.inference_mode():
-        if not torch.isfinite(model(**_inputs(model, *CHECKED[-1])).logits).all():
+        if not torch.isfinite(_output(model, _inputs(model, *CHECKED[-1]))).all():
             raise GnormError("The model's outputs are NaN or infinite. Are all of its weights finite?")
     with phase("Writing ONNX"):
         to_onnx(model, path)
@@ -103,8 +105,8 @@ def _write(model: Any, folder: Path, tolerance: float) -> dict[str, Any]:
     difference = largest_difference(model, runner)
     if not difference <= tolerance:
         raise GnormError(
-            f"The logits of the ONNX model differ from torch by {difference:.2e}, more than {tolerance:.0e}: the model "
-            f"was not kept. Use a larger --tolerance to accept it."
+            f"The {task_of(model).output} of the ONNX model differ from torch by {difference:.2e}, more than "
+            f"{tolerance:.0e}: the model was not kept. Use a larger --tolerance to accept it."
         )
     return {
         "file": path.name,
@@ -122,21 +124,21 @@ def to_onnx(model: Any, path: Path) -> None:
     dynamic = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
     with _quiet():
         torch.onnx.export(
-            _Logits(shown),
+            _Function(shown),
             (),
             path,
             kwargs=dict(inputs),
             dynamo=True,
             input_names=list(inputs),
-            output_names=["logits"],
+            output_names=[task_of(model).output],
             dynamic_shapes=dynamic,
             external_data=4 * parameter_count(model) > ONE_FILE,
             verbose=False,
         )
 
 
-class _Logits(nn.Module):
-    """The model as a function from tokens to logits."""
+class _Function(nn.Module):
+    """The model as a function from tokens to its output."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -144,8 +146,13 @@ class _Logits(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
-        return logits
+        return _output(self.model, {"input_ids": input_ids, "attention_mask": attention_mask, **types})
+
+
+def _output(model: Any, inputs: Inputs) -> Tensor:
+    """The model's output that its task is made from."""
+    output: Tensor = getattr(model(**inputs), task_of(model).output)
+    return output
 
 
 def onnx_runner(path: Path) -> Runner:
@@ -159,19 +166,19 @@ def onnx_runner(path: Path) -> Runner:
 
     def run(inputs: Inputs) -> Tensor:
         given = {name: tensor.cpu().numpy() for name, tensor in inputs.items() if name in names}
-        return torch.from_numpy(session.run(["logits"], given)[0])
+        return torch.from_numpy(session.run(None, given)[0])
 
     return run
 
 
 def largest_difference(model: Any, runner: Runner) -> float:
-    """Between the logits of torch and of another runtime, on batches of several shapes with padding."""
+    """Between the outputs of torch and of another runtime, on batches of several shapes with padding."""
     largest = 0.0
     with torch.inference_mode():
         for rows, tokens in CHECKED:
             inputs = _inputs(model, rows, tokens)
             theirs: Any = runner(inputs)
-            ours = model(**inputs).logits
+            ours = _output(model, inputs)
             largest = max(largest, float((ours - theirs).abs().nan_to_num(nan=torch.inf).max()))
     return largest
 
@@ -226,12 +233,15 @@ def to_int8(whole: Path, small: Path) -> None:
 
 
 def _quality(runner: Runner, rows: Batches, task: Task) -> float:
+    def model(**inputs: Tensor) -> Any:
+        return SimpleNamespace(**{task.output: runner(inputs)})
+
     tables = []
     for batch in rows:
         assert batch.labels is not None
-        outputs: Any = runner(batch.inputs)
-        tables.append(task.row_statistics(outputs.double(), batch.labels, batch))
-    return task.measures(task.combined(torch.cat(tables).numpy()))[task.quality]
+        tables.append(task.row_statistics(task.outputs(cast("nn.Module", model), batch).double(), batch.labels, batch))
+    order = np.argsort([row for batch in rows for row in batch.rows])
+    return task.measures(task.combined(torch.cat(tables).numpy()[order]))[task.quality]
 
 
 def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: str | None) -> Batches:
@@ -239,7 +249,8 @@ def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: st
     tokenizer, task = load_tokenizer(source), task_of(model)
     settings = Settings() if journal is None else Settings.of(journal.header["config"])
     if data is not None:
-        return evaluation_batches(model, tokenizer, task, data, settings.model_copy(update={"eval_samples": None}))
+        rows = evaluation_batches(model, tokenizer, task, data, settings.model_copy(update={"eval_samples": None}))
+        return with_predictions(model, rows) if task.own_labels else rows
     if journal is None:
         raise DataError("Quality in 8 bits needs labelled rows: give them with --data.")
     described, sources = journal.header["data"], sources_of(journal.header)
@@ -249,6 +260,8 @@ def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: st
         raise DataError(
             f"{described[use]['source']} has changed since the run was evaluated on it: give rows with --data."
         )
+    if task.own_labels:
+        return with_predictions(model, sets[use])
     if any(batch.labels is None for batch in sets[use]):
         raise DataError("Quality in 8 bits needs labelled rows, and this run had none: give them with --data.")
     return sets[use]

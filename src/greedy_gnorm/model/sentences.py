@@ -118,7 +118,7 @@ def write_settings(config: Any, folder: Path) -> None:
 
 def _read_json(place: str, name: str) -> Any:
     """The content of a file in a folder or on the hub; None if it has no such file."""
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     path = cached_file(
         place, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False

@@ -145,7 +145,7 @@ model = {auto_class}.from_pretrained(FOLDER)
 TRUST = {"pruned": ", trust_remote_code=True", "plain": "", "dense": ""}
 """What a library needs to run the code beside the weights, where there is any."""
 BY_LIBRARY = {
-    "sentence-transformers": """or with sentence-transformers, which pools tokens as the unpruned model does:
+    "sentence-transformers": """Or with sentence-transformers, which pools tokens as the unpruned model does:
 
 ```python
 from sentence_transformers import SentenceTransformer

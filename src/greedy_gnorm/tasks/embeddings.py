@@ -44,6 +44,7 @@ class Embeddings(Task):
     metrics = (SIMILARITY, SPEARMAN, COSINE, NEIGHBOURS)
     auto_class = "AutoModel"
     pipeline = "feature-extraction"
+    output = "last_hidden_state"
     library = "sentence-transformers"
     format = Format(PAIRS, TEXTS, SCORES)
     labelled = False
@@ -108,7 +109,7 @@ class Embeddings(Task):
 
         from greedy_gnorm.model.sentences import pooling_modes
 
-        hidden: Any = getattr(model(**batch.inputs), "last_hidden_state", None)
+        hidden: Any = getattr(model(**batch.inputs), self.output, None)
         if not isinstance(hidden, torch.Tensor) or not self.has_right_shape(hidden):
             raise UnsupportedModel(f"{type(model).__name__} returns no vector for every token.")
         real = batch.real_tokens().to(hidden)
@@ -125,9 +126,8 @@ class Embeddings(Task):
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The squared distance of the direction from the one to reach, which is the sum of the parts of the label."""
-        directions = _directions(outputs)
-        wanted = labels.to(outputs).unflatten(-1, (-1, outputs.shape[-1])).sum(-2)
-        return (directions - wanted).square().mean(-1)
+        wanted: Tensor = labels.to(outputs).view(len(outputs), -1, outputs.shape[-1]).sum(1)
+        return (_directions(outputs) - wanted).square().mean(-1)
 
     def predicted_labels(self, outputs: Tensor, batch: Batch) -> Tensor:
         return _directions(outputs.double())

@@ -42,6 +42,8 @@ class Task(ABC):
 
     own_labels: ClassVar[bool] = False
     """Whether rows are always judged by what the unpruned model makes of them; labels of the data are an addition."""
+    output: ClassVar[str] = "logits"
+    """The name that transformers gives to the model's output."""
     library: ClassVar[str] = "transformers"
     """The library that loads a saved model, as the hub names it."""
 
