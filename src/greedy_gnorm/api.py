@@ -38,7 +38,7 @@ from greedy_gnorm.records.unpruned import load_unpruned, unpruned_source
 from greedy_gnorm.runs import perform, recovery_of
 from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SCORING, Settings
 from greedy_gnorm.tasks.objectives import OBJECTIVES
-from greedy_gnorm.tasks.task import task_of
+from greedy_gnorm.tasks.task import task_of, uses_own_labels
 from greedy_gnorm.units import Scores, removed_by
 
 
@@ -104,15 +104,16 @@ def score(
     function, chosen = resolve_score(score, given)
     source = model
     model, tokenizer = load_inputs(model, tokenizer, given, given.units or "heads")
-    needs_labels = function.asks_for_labels(chosen) and given.labels == "data"
+    task = task_of(model)
+    needs_labels = function.asks_for_labels(chosen) and not uses_own_labels(task, given)
     with phase("Reading rows"):
-        batches = scoring_batches(model, tokenizer, task_of(model), data, given, needs_labels=needs_labels)
+        batches = scoring_batches(model, tokenizer, task, data, given, needs_labels=needs_labels)
     first, place = next(model.parameters()), device_for(given)
     as_it_is = (first.dtype, first.device) == (dtype_for(model, given), place) and given.device_map is None
     worked = copy_sharing_weights(model) if as_it_is else working_copy(model, source, given)
     sites = find_sites(worked, given.units or "heads").use(savings_for(given))
     batches = batches.to(place)
-    if given.labels == "own":
+    if uses_own_labels(task, given):
         batches = with_drawn_labels(sites.model, batches)
     if out is None or not function.many_passes or world_size() > 1:
         return function(sites, shard(batches), chosen)

@@ -59,7 +59,7 @@ from greedy_gnorm.records.kept import KeptScoring
 from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.objectives import with_reference
-from greedy_gnorm.tasks.task import task_of
+from greedy_gnorm.tasks.task import task_of, uses_own_labels
 from greedy_gnorm.units import Step, Unit, removed_by
 
 OnPartStep = Callable[[Part, Step, int, int], None]
@@ -272,7 +272,8 @@ def _bench(
     model, tokenizer = load_inputs(model, tokenizer, given, units)
     task = task_of(model)
     scores = [resolve_method(settings_for(Part(name, 0), given))[1:] for name in names]
-    labels = any(score.asks_for_labels(objective) for score, objective in scores) and given.labels == "data"
+    labels = any(score.asks_for_labels(objective) for score, objective in scores)
+    labels = labels and not uses_own_labels(task, given)
     with phase("Reading rows"):
         if units == "heads":
             pool, rows = both_rows(task, tokenizer, data, eval_data, given, needs_labels=labels, draws=draws)
@@ -284,7 +285,7 @@ def _bench(
     evaluation = encode(rows, model, tokenizer, task, given, "evaluation").to(device)
     if is_first():
         warn_of_few_rows(evaluation.data_rows)
-    if given.labels == "own":
+    if uses_own_labels(task, given):
         evaluation = with_predictions(sites.model, evaluation)
     described = {"evaluation": (data if eval_data is None else eval_data, evaluation)}
     header = run_header(model, source, described, given.model_copy(update={"score_options": None}))
@@ -304,11 +305,11 @@ def _plan(bench: Bench, part: Part) -> Plan:
     scoring = (
         encode(rows, bench.model, bench.tokenizer, task_of(bench.model), given).to(device).sharing(bench.evaluation)
     )
-    if given.labels == "own":
+    if uses_own_labels(task_of(bench.model), given):
         scoring = with_drawn_labels(bench.sites.model, scoring)
     if objective.needs_reference:
         scoring = with_reference(bench.sites.model, scoring)
-    measure = quality_measure(bench.model, given)
+    measure = quality_measure(bench.model, given, bench.evaluation)
     rules = parse_rules(given.stop, situation_of(bench.sites, bench.protection, bench.costs, measure))
     budget = recovery = None
     if bench.joint:

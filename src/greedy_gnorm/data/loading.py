@@ -47,6 +47,11 @@ class RowTask(EncodingTask, Protocol):
         """What a row of the data is."""
         ...
 
+    @property
+    def own_labels(self) -> bool:
+        """Whether rows are judged by what the unpruned model makes of them, and labels are an addition."""
+        ...
+
     def read_texts(
         self, table: Any, columns: Columns, tokenizer: Any, settings: Settings
     ) -> list[tuple[Text, Text | None]]:
@@ -81,7 +86,8 @@ def ready_sets(task: RowTask, data: Any, eval_data: Any, settings: Settings) -> 
     if not is_ready(data) or not is_ready(eval_data):
         raise DataError("Batches can't be split into scoring and evaluation rows: give data and eval_data.")
     scoring, evaluation = (ready_batches(each, seed=settings.seed) for each in (data, eval_data))
-    task.check_labels(_ready_labels(evaluation))
+    if not task.own_labels:
+        task.check_labels(_ready_labels(evaluation))
     warn_of_overlap(_token_rows(scoring), _token_rows(evaluation))
     return scoring, evaluation
 
@@ -127,7 +133,8 @@ def evaluation_batches(model: nn.Module, tokenizer: Any, task: RowTask, data: An
     """Batches for evaluation alone, from the test split if there is one, else the validation split, else all rows."""
     if is_ready(data):
         batches = ready_batches(data, seed=settings.seed)
-        task.check_labels(_ready_labels(batches))
+        if not task.own_labels:
+            task.check_labels(_ready_labels(batches))
         return batches
     splits, needed = read_splits(data), needs_row_labels(task, settings)
     splits = labelled_splits(splits, task.format, settings) if needed else splits
@@ -173,7 +180,7 @@ def read_rows(
     tables = [splits[split] for splits, split, _ in wanted]
     columns = [find_columns(table, task.format, settings) for table in tables]
     texts = [task.read_texts(table, each, tokenizer, settings) for table, each in zip(tables, columns, strict=True)]
-    if not task.labelled:
+    if not (task.labelled or task.own_labels):
         return [[task.row(*words, None) for words in table] for table in texts]
     labels = _read_labels(wanted, [each.label for each in columns], task, settings)
     return [

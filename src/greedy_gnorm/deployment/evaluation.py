@@ -118,9 +118,10 @@ def evaluate(
     pair = load_pair(run, model, trust_remote_code=trust_remote_code)
     given, task = _with_defaults_of_run(given, pair.settings), pair.task
     batches = evaluation_batches(pair.before, pair.tokenizer, task, data, given).to(device_for(given))
-    if task.in_parts:
-        batches = with_predictions(on_device(pair.before, given), batches)
-    tables = [row_statistics(find_sites(on_device(each, given)), batches).numpy() for each in (pair.before, pair.after)]
+    models = [on_device(each, given) for each in (pair.before, pair.after)]
+    if task.own_labels or task.in_parts:
+        batches = with_predictions(models[0], batches)
+    tables = [row_statistics(find_sites(each), batches).numpy() for each in models]
     quality = tested(task, *_with_agreement(task, batches, tables))
     predictions = compared_predictions(task, batches, tables, examples) or {}
     kept = ("classes", "per_class", "confusion", "changed_count", "changed")
@@ -128,7 +129,7 @@ def evaluate(
         *pair.names,
         describe_rows(data, batches),
         quality["rows"],
-        task.measure(pair.settings.metric).name,
+        task.measure(pair.settings.metric, batches).name,
         quality["quality"],
         quality["intervals"],
         **{name: predictions[name] for name in kept if name in predictions},

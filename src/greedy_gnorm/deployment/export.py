@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +26,7 @@ from greedy_gnorm.model.checkpoint import load, load_tokenizer
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.sizes import parameter_count
 from greedy_gnorm.model.surgery import fill_empty_sites
-from greedy_gnorm.passes.evaluation import evaluate
+from greedy_gnorm.passes.evaluation import evaluate, with_predictions
 from greedy_gnorm.passes.speed import Inputs, Runner, possible, random_inputs, torch_runner
 from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.prepare import load_sets
@@ -253,7 +254,8 @@ def _quality(runner: Runner, rows: Batches, task: Task) -> float:
         assert batch.labels is not None
         outputs = task.outputs(as_model, batch)
         tables.append(task.row_statistics(outputs.double(), batch.labels, batch))
-    return task.measures(task.combined(torch.cat(tables).numpy()))[task.quality]
+    order = np.argsort([row for batch in rows for row in batch.rows])
+    return task.measures(task.combined(torch.cat(tables).numpy()[order]))[task.quality]
 
 
 def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: str | None) -> Batches:
@@ -261,7 +263,8 @@ def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: st
     tokenizer, task = load_tokenizer(source), task_of(model)
     settings = Settings() if journal is None else Settings.of(journal.header["config"])
     if data is not None:
-        return evaluation_batches(model, tokenizer, task, data, settings.model_copy(update={"eval_samples": None}))
+        rows = evaluation_batches(model, tokenizer, task, data, settings.model_copy(update={"eval_samples": None}))
+        return with_predictions(model, rows) if task.own_labels else rows
     if journal is None:
         raise DataError("Quality in 8 bits needs labelled rows: give them with --data.")
     described, sources = journal.header["data"], sources_of(journal.header)
@@ -271,6 +274,8 @@ def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: st
         raise DataError(
             f"{described[use]['source']} has changed since the run was evaluated on it: give rows with --data."
         )
+    if task.own_labels:
+        return with_predictions(model, sets[use])
     if any(batch.labels is None for batch in sets[use]):
         raise DataError("Quality in 8 bits needs labelled rows, and this run had none: give them with --data.")
     return sets[use]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,17 @@ from torch import nn
 from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.families import FAMILIES
 from greedy_gnorm.model.modeling_pruned import RECORDS, auto_class_of, pruned_class
+from greedy_gnorm.model.sentences import DEFAULT, ENTRY, read_modules, read_settings, subfolder, write_settings
 from greedy_gnorm.model.sites import find_sites, parse_record
 from greedy_gnorm.model.source import locate
 from greedy_gnorm.units import by_site
 
+log = logging.getLogger("greedy_gnorm")
+
 CODE = pruned_class.__module__.rpartition(".")[2]
 """The module that is saved with a pruned model."""
+ENCODER = "AutoModel"
+"""The auto class of a model without a head, which gives vectors of texts."""
 FORMATS = ("pruned", "dense")
 """How a model is saved: without the removed units, or in the original shapes with zeros for them."""
 
@@ -44,14 +50,20 @@ def load(
             dtype=dtype,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            **subfolder(read_modules(place)),
             **options,
         )
     except GnormError:
         raise
     except Exception as error:  # libraries raise many kinds of errors on a damaged checkpoint
         raise GnormError(f"Can't load the weights of {name}: {_one_line(error)}") from error
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
+    missing = sorted(report["missing_keys"])
+    if auto_class_of(plain) == ENCODER:
+        missing = _without_pooler(model, missing)
+        if not hasattr(model.config, ENTRY):
+            log.info("%s does not say how tokens are pooled: an embedding is the mean over tokens", name)
+            setattr(model.config, ENTRY, copy.deepcopy(DEFAULT))
+    if missing:
         raise GnormError(
             f"{name} has no weights for {', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''}: it was saved "
             f"as {', '.join(config.architectures or ['?'])}. Fine-tune it as a {plain.__name__} first."
@@ -68,7 +80,13 @@ def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
             content = json.loads(path.read_text(encoding="utf-8"))
             config: Any = transformers.AutoConfig.for_model(**content)
         else:
-            config = transformers.AutoConfig.from_pretrained(locate(name), trust_remote_code=trust_remote_code)
+            place = locate(name)
+            modules = read_modules(place)
+            config = transformers.AutoConfig.from_pretrained(
+                place, trust_remote_code=trust_remote_code, **subfolder(modules)
+            )
+            if modules:
+                setattr(config, ENTRY, read_settings(place, modules))
     except GnormError:
         raise
     except Exception as error:  # transformers raises many kinds of errors on a damaged file
@@ -89,7 +107,11 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer that belongs to a model."""
     place = locate(name)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            place, trust_remote_code=trust_remote_code, **subfolder(read_modules(place))
+        )
+    except GnormError:
+        raise
     except Exception as error:  # libraries raise many kinds of errors on a damaged file
         raise GnormError(f"Can't load a tokenizer from {name}: {_one_line(error)}") from error
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
@@ -118,11 +140,16 @@ def check_format(form: str) -> None:
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Save a model (config.json with `pruned_heads`, safetensors) and its tokenizer to a folder."""
+    """Save a model (config.json with `pruned_heads`, safetensors) and its tokenizer to a folder.
+
+    A bare encoder's folder is one of sentence-transformers, whether the original one was or not.
+    """
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     _drop_foreign_code(folder)
+    if auto_class_of(type(model)) == ENCODER:
+        write_settings(model.config, folder)
 
 
 def _drop_foreign_code(folder: Path) -> None:
@@ -158,12 +185,25 @@ def configuration_fingerprint(config: Any) -> str:
 
 
 def _model_class(config: Any) -> Any:
-    """The class that saved the model if it is one of transformers that can be pruned, else a classifier's."""
+    """The class that saved the model if it is one of transformers that can be pruned, else a classifier's.
+
+    The folder of a sentence encoder may have been saved with a head that the encoder does not use.
+    """
+    if hasattr(config, ENTRY):
+        return transformers.AutoModel._model_mapping[type(config)]
     for name in config.architectures or ():
         plain = getattr(transformers, name.removeprefix("Pruned"), None)
         if plain is not None and auto_class_of(plain) is not None:
             return plain
     return transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
+
+
+def _without_pooler(model: Any, missing: list[str]) -> list[str]:
+    """Drop the pooler if it has no weights, which sentence embeddings do not use; the weights that are missing else."""
+    others = [name for name in missing if not name.startswith("pooler.")]
+    if len(others) < len(missing):
+        model.pooler = None
+    return others
 
 
 def _class_to_build(plain: Any, config: Any) -> Any:

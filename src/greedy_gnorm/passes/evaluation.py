@@ -130,11 +130,16 @@ def with_drawn_labels(model: nn.Module, batches: Batches) -> Batches:
 
 
 def with_predictions(model: nn.Module, batches: Batches) -> Batches:
-    """The same rows, on which agreement with this model is measured too, or instead where they have no labels."""
+    """The same rows, on which agreement with this model is measured too, or instead where they have no labels.
+
+    Where the task has no other labels, its own measures are those of agreement.
+    """
     task = task_of(model)
     with evaluating(model), torch.no_grad():
         found = [task.predicted_labels(task.outputs(model, batch), batch) for batch in batches]
         labels = task.joined_predictions(found, batches.items)
         items = [replace(batch, predicted=each) for batch, each in zip(batches, labels, strict=True)]
+    if task.own_labels:
+        return replace(batches, items=tuple(replace(batch, labels=batch.predicted, predicted=None) for batch in items))
     labelled = all(batch.labels is not None for batch in items)
     return replace(batches, items=tuple(items), judged_by=(PREDICTED, LABELS) if labelled else (PREDICTED,))

@@ -40,7 +40,7 @@ from greedy_gnorm.pruning.rules import Rules, Situation, compression_rules, pars
 from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
 from greedy_gnorm.settings import TARGETS, Savings, Settings
 from greedy_gnorm.tasks.objectives import with_reference
-from greedy_gnorm.tasks.task import AGREEMENT, task_of
+from greedy_gnorm.tasks.task import AGREEMENT, Task, task_of, uses_own_labels
 from greedy_gnorm.units import ATTENTION, FFN, Measure, Unit
 
 MAX_DROP = 0.01
@@ -75,14 +75,14 @@ def prepare_run(
     sites = find_sites(working_copy(model, given_model, settings), units_for(settings)).use(savings_for(settings))
     device = device_for(settings)
     sets = {use: batches.to(device) for use, batches in sets.items()}
-    if settings.labels == "own":
+    if uses_own_labels(task_of(model), settings):
         sets[SCORING] = with_drawn_labels(sites.model, sets[SCORING])
         sets |= {use: with_predictions(sites.model, sets[use]) for use in (EVALUATION, TEST) if use in sets}
     else:
         sets[SCORING] = sets[SCORING].sharing(sets[EVALUATION])
     own = shard(sets[SCORING])
-    measure = quality_measure(sites.model, settings)
-    check_judged(sets, measure)
+    measure = quality_measure(sites.model, settings, sets[EVALUATION])
+    check_judged(task_of(model), sets, measure)
     protection, costs = protection_for(settings, sites), costs_for(settings, sites, model, sets, times)
     situation = situation_of(sites, protection, costs, measure)
     budget = rules = None
@@ -111,9 +111,10 @@ def prepare_run(
 def load_sets(model: Any, tokenizer: Any, data: Any, eval_data: Any, settings: Settings) -> dict[str, Batches]:
     """The rows of a run by use, with calibration rows where output maps are fitted."""
     method, score, objective = resolve_method(settings)
-    needs_labels = score.asks_for_labels(objective) and settings.labels == "data"
+    task = task_of(model)
+    needs_labels = score.asks_for_labels(objective) and not uses_own_labels(task, settings)
     return run_batches(
-        model, tokenizer, task_of(model), data, eval_data, settings,
+        model, tokenizer, task, data, eval_data, settings,
         needs_labels=needs_labels, calibrated=method.recover != "none",
     )  # fmt: skip
 
@@ -132,17 +133,21 @@ def rules_for(settings: Settings, budget: Budget, measure: Measure) -> Rules:
     return compression_rules(lambda step: budget.reached(step.cost), drop, text, measure)
 
 
-def quality_measure(model: Any, settings: Settings) -> Measure:
-    """The measure that rules follow: the one that the user names, else the task's own, or the agreement with the
-    unpruned model where scores use its own labels."""
+def quality_measure(model: Any, settings: Settings, rows: Batches) -> Measure:
+    """The measure that rules follow on these rows: the one that the user names, else the task's own, or the agreement
+    with the unpruned model where scores use its own labels."""
     task = task_of(model)
-    if settings.labels == "own" and settings.metric in (None, AGREEMENT):
+    if settings.labels == "own" and settings.metric in (None, AGREEMENT) and not task.own_labels:
         return replace(task.measure(), name=AGREEMENT)
-    return task.measure(settings.metric)
+    return task.measure(settings.metric, rows)
 
 
-def check_judged(sets: Mapping[str, Batches], measure: Measure) -> None:
+def check_judged(task: Task, sets: Mapping[str, Batches], measure: Measure) -> None:
     """Refuse a measure that needs labels on rows without them."""
+    if TEST in sets and task.own_labels and measure not in task.offered_metrics(sets[TEST]):
+        raise DataError(
+            f"Measuring {measure.name} requires scores, but the test rows have none: choose another --metric."
+        )
     if measure.name != AGREEMENT and any(
         LABELS not in sets[use].judged_by for use in (EVALUATION, TEST) if use in sets
     ):

@@ -34,7 +34,7 @@ def run_header(
 ) -> dict[str, Any]:
     """run.json before the first step; `source` is the model as the caller gave it, `rows` is that of `Prepared`."""
     config: Any = model.config
-    sites, measure = find_sites(model, units_for(given)), quality_measure(model, given)
+    sites, measure = find_sites(model, units_for(given)), quality_measure(model, given, rows[EVALUATION][1])
     return {
         "schema": SCHEMA,
         "model": {

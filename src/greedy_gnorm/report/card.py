@@ -24,7 +24,7 @@ def model_card(run: Run, form: str = "pruned") -> str:
     """README.md of the pruned model, with the metadata that the hub reads."""
     model, task = run.header["model"], task_of(run.model)
     metadata = {
-        "library_name": "transformers",
+        "library_name": task.library,
         "pipeline_tag": task.pipeline,
         **({"base_model": model["name"]} if model.get("on_hub") else {}),
         "tags": ["greedy-gnorm", "pruned", model["type"]],
@@ -38,6 +38,7 @@ def model_card(run: Run, form: str = "pruned") -> str:
             f"# {model_title(model)}, pruned",
             *_result(run, shown),
             _how_to_load(task, form),
+            *([BY_LIBRARY[task.library].format(trust=TRUST[form])] if task.library in BY_LIBRARY else []),
             left if is_compression(run.header) else f"Removed heads: {_names(run)}.\n",
         ]
     )
@@ -152,3 +153,15 @@ model = {auto_class}.from_pretrained(FOLDER)
 ```
 """,
 }
+TRUST = {"pruned": ", trust_remote_code=True", "plain": "", "dense": ""}
+"""What a library needs to run the code beside the weights, where there is any."""
+BY_LIBRARY = {
+    "sentence-transformers": """Or with sentence-transformers, which pools tokens as the unpruned model does:
+
+```python
+from sentence_transformers import SentenceTransformer
+
+vectors = SentenceTransformer(FOLDER{trust}).encode(["A text.", "Another one."])
+```"""
+}
+"""How libraries other than transformers load a model."""

@@ -26,7 +26,7 @@ from greedy_gnorm.units import Matrix, Measure, Vector
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
-    from greedy_gnorm.data.batches import Batch
+    from greedy_gnorm.data.batches import Batch, Batches
 
 ACCURACY, MACRO_F1, MICRO_F1, F1, MCC, R2 = (
     Measure(name, largest=1.0) for name in ("accuracy", "macro_f1", "micro_f1", "f1", "mcc", "r2")
@@ -75,7 +75,7 @@ class SingleLabel(SequenceTask):
     metrics = (ACCURACY, MACRO_F1, F1, MCC, LOSS)
     one_class = True
 
-    def offered_metrics(self) -> Sequence[Measure]:
+    def offered_metrics(self, rows: Batches | None = None) -> Sequence[Measure]:
         """F1 is that of the second of two classes."""
         return [each for each in self.metrics if each != F1 or self.config.num_labels == 2]
 

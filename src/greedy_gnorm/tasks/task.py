@@ -20,7 +20,7 @@ from greedy_gnorm.units import Matrix, Measure, Vector
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
-    from greedy_gnorm.data.batches import Batch
+    from greedy_gnorm.data.batches import Batch, Batches
 
 
 class Task(ABC):
@@ -46,6 +46,11 @@ class Task(ABC):
     in_parts: ClassVar[bool] = False
     """Whether a row may be several rows of batches, so that its prediction is known only from all of them."""
 
+    own_labels: ClassVar[bool] = False
+    """Whether rows are always judged by what the unpruned model makes of them; labels of the data are an addition."""
+    library: ClassVar[str] = "transformers"
+    """The library that loads a saved model, as the hub names it."""
+
     def __init__(self, config: Any, model: nn.Module | None = None) -> None:
         self.config = config
         self.model = model
@@ -55,9 +60,9 @@ class Task(ABC):
         """The name of the measure that leads unless the user names another."""
         return self.metrics[0].name
 
-    def measure(self, name: str | None = None) -> Measure:
-        """The measure of this name, or the one that leads."""
-        offered = self.offered_metrics()
+    def measure(self, name: str | None = None, rows: Batches | None = None) -> Measure:
+        """The measure of this name, or the one that leads; `rows` are those that it is measured on."""
+        offered = self.offered_metrics(rows)
         if name is None:
             return offered[0]
         found = next((each for each in offered if each.name == name), None)
@@ -66,8 +71,8 @@ class Task(ABC):
             raise GnormError(f"metric must be one of {names} for this model ({self.name}), not {name!r}.")
         return found
 
-    def offered_metrics(self) -> Sequence[Measure]:
-        """The measures that make sense for this model."""
+    def offered_metrics(self, rows: Batches | None = None) -> Sequence[Measure]:
+        """The measures that make sense for this model, and for these rows where they are known; the first leads."""
         return self.metrics
 
     @classmethod
@@ -209,6 +214,11 @@ def task_of(model: nn.Module) -> Task:
         f"The model's problem_type is {problem!r} with {getattr(config, 'num_labels', '?')} outputs; supported tasks "
         f"are: {', '.join(TASKS)}."
     )
+
+
+def uses_own_labels(task: Task, settings: Settings) -> bool:
+    """Whether labels are those that the unpruned model predicts."""
+    return task.own_labels or settings.labels == "own"
 
 
 def measure_of(header: Mapping[str, Any]) -> Measure:
