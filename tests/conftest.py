@@ -64,11 +64,17 @@ def tiny_config(family: str, **changes: Any) -> Any:
     return transformers.AutoConfig.for_model(family.removesuffix("-groups"), **values)
 
 
-def tiny_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+def tiny_model(
+    family: str,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    auto_class: str = "AutoModelForSequenceClassification",
+    **changes: Any,
+) -> Any:
     """A random classifier whose heads differ: weights several times larger than transformers' own initial ones."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = transformers.AutoModelForSequenceClassification.from_config(tiny_config(family, **changes))
+        model = getattr(transformers, auto_class).from_config(tiny_config(family, **changes))
         for parameter in model.parameters():
             parameter.data += 0.25 * torch.randn_like(parameter)
     return model.to(dtype).eval()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_batch, tiny_config, tiny_model
+from scipy import stats
 from sklearn import metrics
 from transformers import BertForMaskedLM
 
@@ -33,6 +34,8 @@ def by_scikit_learn(name, logits, labels):
     if name == "regression":
         return {
             "r2": metrics.r2_score(labels, logits[:, 0]),
+            "pearson": stats.pearsonr(labels, logits[:, 0]).statistic,
+            "spearman": stats.spearmanr(labels, logits[:, 0]).statistic,
             "mean_absolute_error": metrics.mean_absolute_error(labels, logits[:, 0]),
         }
     if name == "multi_label_classification":

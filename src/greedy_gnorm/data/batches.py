@@ -14,6 +14,9 @@ from torch import Tensor
 from greedy_gnorm.data.rows import Text
 from greedy_gnorm.errors import DataError
 
+HALF = 0.5
+"""The usual threshold of a probability."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -26,14 +29,24 @@ class Batch:
     predicted: Tensor | None = None  # labels that the unpruned model predicts, to measure agreement with it
     positions: Tensor | None = None  # 1 for a token whose output counts, (B, T), if the model has one for every token
     notes: tuple[Any, ...] = ()  # what the task needs to judge each row's outputs, if anything
+    threshold: float = HALF  # the probability above which a label is predicted, where a row may have several
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def real_tokens(self) -> Tensor:
-        """1 for a token, 0 for padding, (B, T)."""
+        """1 for a token, 0 for padding, (B, T), or (B * choices, T) as the layers of the model get them."""
         ids = self.inputs["input_ids"]
-        return self.inputs.get("attention_mask", torch.ones_like(ids)).float()
+        mask = self.inputs.get("attention_mask", torch.ones_like(ids)).float()
+        return mask.view(-1, mask.shape[-1])
+
+    def by_row(self, tensor: Tensor) -> Tensor:
+        """What a layer has for each sequence, (B * choices, ...), as (B, choices, ...); one choice is the usual row."""
+        return tensor.reshape(len(self), -1, *tensor.shape[1:])
+
+    def joined(self, tensor: Tensor) -> Tensor:
+        """What a layer has for each token, (B * choices, T, ...), with the choices of a row one after another."""
+        return self.by_row(tensor).flatten(1, 2)
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
@@ -69,13 +82,9 @@ class Batches:
         """The number of rows in all batches."""
         return sum(len(batch) for batch in self.items)
 
-    def lengths(self) -> dict[int, int]:
-        """The tokens of each row without padding, by the number of the row."""
-        return {
-            row: int(length)
-            for batch in self.items
-            for row, length in zip(batch.rows, batch.real_tokens().sum(1).tolist(), strict=True)
-        }
+    def lengths(self) -> list[int]:
+        """The tokens of each sequence that the model reads, without padding."""
+        return [int(length) for batch in self.items for length in batch.real_tokens().sum(1).tolist()]
 
     def to(self, device: torch.device) -> Batches:
         """The same batches on another device."""
@@ -116,9 +125,16 @@ def bucketed(lengths: Sequence[int], tokens_per_batch: int, start: int = START_O
     return groups[::-1]
 
 
-def padded(rows: Sequence[Mapping[str, Sequence[int]]], padding: Mapping[str, int]) -> dict[str, Tensor]:
-    """Pad tokenised rows on the right to tensors of equal length."""
-    return {name: padded_lists([row[name] for row in rows], fill) for name, fill in padding.items()}
+def padded(rows: Sequence[Mapping[str, Sequence[Any]]], padding: Mapping[str, int]) -> dict[str, Tensor]:
+    """Pad tokenised rows on the right to tensors of equal length; a row may be several choices."""
+    return {name: _padded([row[name] for row in rows], fill) for name, fill in padding.items()}
+
+
+def _padded(rows: Sequence[Sequence[Any]], fill: int) -> Tensor:
+    if not isinstance(rows[0][0], list):
+        return padded_lists(rows, fill)
+    flat = padded_lists([choice for row in rows for choice in row], fill)
+    return flat.view(len(rows), -1, flat.shape[-1])
 
 
 def padded_lists(lists: Sequence[Sequence[int]], fill: int) -> Tensor:
@@ -127,22 +143,22 @@ def padded_lists(lists: Sequence[Sequence[int]], fill: int) -> Tensor:
     return torch.tensor([[*numbers, *[fill] * (width - len(numbers))] for numbers in lists])
 
 
-def ready_batches(items: Sequence[Mapping[str, Any]], *, seed: int = 0) -> Batches:
+def ready_batches(items: Sequence[Mapping[str, Any]], *, seed: int = 0, threshold: float | None = None) -> Batches:
     """Batches from the caller's own dicts of tensors (input_ids, attention_mask, labels, ...)."""
     batches: list[Batch] = []
     digest = hashlib.sha256()
     start = 0
     for number, item in enumerate(items):
         tensors = {name: torch.as_tensor(value) for name, value in item.items()}
-        if "input_ids" not in tensors or tensors["input_ids"].ndim != 2:
-            raise DataError(f"Batch {number} must have input_ids of shape (rows, tokens).")
+        if "input_ids" not in tensors or tensors["input_ids"].ndim not in (2, 3):
+            raise DataError(f"Batch {number} must have input_ids of shape (rows, tokens), or (rows, choices, tokens).")
         for name in sorted(tensors):
             tensor = tensors[name].detach().cpu()
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
         labels = tensors.pop("labels", None)
         count = len(tensors["input_ids"])
-        batches.append(Batch(tensors, labels, tuple(range(start, start + count))))
+        batches.append(Batch(tensors, labels, tuple(range(start, start + count)), threshold=threshold or HALF))
         start += count
     if not batches:
         raise DataError("The list of batches is empty.")

@@ -14,7 +14,7 @@ from greedy_gnorm.data.loading import evaluation_batches
 from greedy_gnorm.deployment.pair import load_pair
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.sites import find_sites
-from greedy_gnorm.passes.evaluation import LABELS, PREDICTED, row_statistics, tested
+from greedy_gnorm.passes.evaluation import LABELS, PREDICTED, row_statistics, tested, with_predictions
 from greedy_gnorm.passes.predictions import compared_predictions
 from greedy_gnorm.pruning.prepare import device_for, on_device
 from greedy_gnorm.pruning.run import Run
@@ -35,8 +35,8 @@ class Evaluation:
     """Both models on the same rows.
 
     `quality` has each measure before and after, `intervals` their 95 % intervals and those of the change (paired).
-    `per_class` has precision, recall and F1 of each class; `confusion` and `changed`, the rows whose prediction
-    changed, are there where each row has one class.
+    `per_class` has precision, recall and F1 of each class, and how many rows, or whatever is `counted`, have it;
+    `confusion` and `changed`, the rows whose prediction changed, are there where each row has one class.
     """
 
     unpruned: str
@@ -47,6 +47,7 @@ class Evaluation:
     quality: Mapping[str, Sequence[float]]
     intervals: Mapping[str, Mapping[str, Sequence[float]]]
     classes: Sequence[str] = ()
+    counted: str = "rows"
     per_class: Sequence[Mapping[str, Any]] = ()
     confusion: Mapping[str, Sequence[Sequence[int]]] | None = None
     changed_count: int | None = None
@@ -79,6 +80,7 @@ def evaluate(
     text_pair: str | None = None,
     label: str | None = None,
     label_map: Mapping[str, str] | None = None,
+    threshold: float | None = None,
     dtype: str = "auto",
     device: str | None = None,
     tokens_per_batch: int = 2048,
@@ -99,6 +101,7 @@ def evaluate(
         text_pair: The column of the second text of a pair. Default: the run's, else found by name.
         label: The label column. Default: the run's, else found by name.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}. Default: the run's.
+        threshold: The probability above which a label is predicted, where a row may have several. Default: the run's.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
             for half-precision models.
         device: Where to compute, such as "cpu", "cuda" or "cuda:1". Default: a GPU if there is one.
@@ -115,10 +118,13 @@ def evaluate(
     pair = load_pair(run, model, trust_remote_code=trust_remote_code)
     given, task = _with_defaults_of_run(given, pair.settings), pair.task
     batches = evaluation_batches(pair.before, pair.tokenizer, task, data, given).to(device_for(given))
-    tables = [row_statistics(find_sites(on_device(each, given)), batches).numpy() for each in (pair.before, pair.after)]
+    sides = [on_device(each, given) for each in (pair.before, pair.after)]
+    if not task.tells_agreement:
+        batches = with_predictions(sides[0], batches)
+    tables = [row_statistics(find_sites(side), batches).numpy() for side in sides]
     quality = tested(task, *_with_agreement(task, batches, tables))
     predictions = compared_predictions(task, batches, tables, examples) or {}
-    kept = ("classes", "per_class", "confusion", "changed_count", "changed")
+    kept = ("classes", "counted", "per_class", "confusion", "changed_count", "changed")
     evaluation = Evaluation(
         *pair.names,
         describe_rows(data, batches),
@@ -138,13 +144,16 @@ def _with_defaults_of_run(given: Settings, run: Settings) -> Settings:
     changes: dict[str, Any] = {}
     if all(getattr(given, name) is None for name in COLUMNS):
         changes |= {name: getattr(run, name) for name in COLUMNS}
-    if given.label_map is None:
-        changes["label_map"] = run.label_map
+    for name in ("label_map", "threshold"):
+        if getattr(given, name) is None:
+            changes[name] = getattr(run, name)
     return given.model_copy(update=changes)
 
 
 def _with_agreement(task: Task, batches: Batches, tables: Sequence[Matrix]) -> tuple[Batches, list[Matrix]]:
-    """The rows judged also by the predictions of the unpruned model, which its statistics hold: no further pass."""
+    """The rows judged also by the predictions of the unpruned model, if its statistics hold them: no further pass."""
+    if PREDICTED in batches.judged_by:
+        return batches, list(tables)
     agreeing = [task.agreement_statistics(tables[0], table) for table in tables]
     both = [np.hstack([two, one]) for one, two in zip(agreeing, tables, strict=True) if one is not None]
     if not both:

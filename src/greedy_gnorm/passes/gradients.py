@@ -59,7 +59,7 @@ def gradient_norms(sites: Sites, batches: Batches, objective: Objective) -> dict
 
 def row_norms(sites: Sites, batch: Batch, objective: Objective) -> list[Tensor]:
     """The norms for each row of a batch, a (3, B, survivors) float64 tensor per site of heads, (2, ...) of neurons."""
-    mask = batch.real_tokens()
+    mask = batch.joined(batch.real_tokens())
     norms = {
         trace.site.index: NORMS_AT[trace.site.kind](trace, gradients, mask, sites.savings.gram)
         for trace, gradients in site_gradients(sites, batch, objective, _differentiated)

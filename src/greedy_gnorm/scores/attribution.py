@@ -70,7 +70,7 @@ def _largest_entries(sites: Sites, site: Site, batch: Batch, objective: Objectiv
             part = scaled.double() * gradient.double() / step
             sums = part if sums is None else sums + part
         assert sums is not None
-        total += sums.masked_fill(~real, -math.inf).amax((2, 3)).cpu()
+        total += batch.by_row(sums.masked_fill(~real, -math.inf).amax((2, 3))).amax(1).cpu()
     return total
 
 

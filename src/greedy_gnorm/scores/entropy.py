@@ -60,7 +60,8 @@ def _mean_over_queries(sites: Sites, batches: Batches, per_query: Callable[[Tens
 
         def add(site: Site, weights: Tensor) -> Tensor:
             rows = per_query(weights.float(), mask) * mask[:, None, :]  # (B, H, T)
-            totals[site.index] += (rows.double().sum(-1) / mask.sum(-1, keepdim=True)).cpu()
+            sums = batch.by_row(rows.double().sum(-1)).sum(1)  # (B, H)
+            totals[site.index] += (sums / batch.joined(mask).sum(-1, keepdim=True)).cpu()
             return weights
 
         with attention_maps(sites, add):

@@ -39,6 +39,12 @@ class Task(ABC):
     """The common names of columns in the data of this task."""
     labelled: ClassVar[bool] = True
     """Whether rows need labels of their own: those of a language model are its text."""
+    choices: ClassVar[bool] = False
+    """Whether a row is several sequences, one of which the model chooses: inputs are (rows, choices, tokens)."""
+    counted: ClassVar[str] = "rows"
+    """What is counted where each class has numbers of its own."""
+    tells_agreement: ClassVar[bool] = False
+    """Whether the statistics of a row hold its prediction, so that agreement needs no further pass."""
 
     def __init__(self, config: Any, model: nn.Module | None = None) -> None:
         self.config = config
