@@ -33,7 +33,7 @@ def test_an_offline_file(path):
     plan = read_yaml(path)
     trained = {"base", "epochs", "learning-rate", "seed"}
     compared = {"data", "compare", "joint"}
-    assert set(plan) - {"class", "longest"} in ({*compared, *trained}, {*compared, "classifier"})
+    assert set(plan) - {"class", "longest", "task"} in ({*compared, *trained}, {*compared, "classifier"})
     for name, trajectories in (("compare", 25), ("joint", 3)):
         assert methods_named(plan[name].pop("methods"))
         assert plan[name].pop("runs") == 3

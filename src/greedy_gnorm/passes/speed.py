@@ -40,8 +40,8 @@ def torch_runner(model: nn.Module) -> Runner:
     return run
 
 
-def random_inputs(model: nn.Module, rows: int, tokens: int) -> Inputs:
-    """A batch without padding, with token types where the model has them; one choice in each row where it has any."""
+def random_inputs(model: nn.Module, rows: int, tokens: int, choices: int = 1) -> Inputs:
+    """A batch without padding, with token types where the model has them, and so many choices where it chooses."""
     config: Any = model.config
     chance = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
@@ -49,7 +49,11 @@ def random_inputs(model: nn.Module, rows: int, tokens: int) -> Inputs:
     ids = torch.randint(lowest, config.vocab_size, (rows, tokens), generator=chance).to(device)
     types = {"token_type_ids": torch.zeros_like(ids)} if getattr(config, "type_vocab_size", 0) > 1 else {}
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **types}
-    return {name: each[:, None] for name, each in inputs.items()} if task_of(model).choices else inputs
+    return (
+        {name: each[:, None].repeat(1, choices, 1) for name, each in inputs.items()}
+        if task_of(model).choices
+        else inputs
+    )
 
 
 def in_turn(

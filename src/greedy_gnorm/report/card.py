@@ -16,7 +16,7 @@ from greedy_gnorm.report.names import model_title
 from greedy_gnorm.report.page import PageRun
 from greedy_gnorm.report.tables import LATENCY_COLUMNS, as_markdown, latency_cells, megabytes, test_table, with_interval
 from greedy_gnorm.report.verdict import UNITS
-from greedy_gnorm.tasks.task import task_of
+from greedy_gnorm.tasks.task import Task, task_of
 from greedy_gnorm.units import unit_name
 
 
@@ -37,10 +37,17 @@ def model_card(run: Run, form: str = "pruned") -> str:
             f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---",
             f"# {model_title(model)}, pruned",
             *_result(run, shown),
-            HOW_TO_LOAD[form].format(auto_class=task.auto_class, pipeline=task.pipeline).rstrip(),
+            _how_to_load(task, form),
             left if is_compression(run.header) else f"Removed heads: {_names(run)}.\n",
         ]
     )
+
+
+def _how_to_load(task: Task, form: str) -> str:
+    also = classify = ""
+    if task.has_pipeline:
+        also, classify = ", pipeline", f'classify = pipeline("{task.pipeline}", FOLDER, trust_remote_code=True)\n'
+    return HOW_TO_LOAD[form].format(auto_class=task.auto_class, also=also, classify=classify).rstrip()
 
 
 def _as_on_the_page(run: Run) -> PageRun:
@@ -113,12 +120,11 @@ HOW_TO_LOAD = {
     "pruned": """Load it with transformers 5 (`modeling_pruned.py` beside the weights is the only code that it needs):
 
 ```python
-from transformers import {auto_class}, AutoTokenizer, pipeline
+from transformers import {auto_class}, AutoTokenizer{also}
 
 model = {auto_class}.from_pretrained(FOLDER, trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-classify = pipeline("{pipeline}", FOLDER, trust_remote_code=True)
-```
+{classify}```
 
 or with greedy-gnorm, which runs no code from the folder: `greedy_gnorm.load(FOLDER)`.
 """,

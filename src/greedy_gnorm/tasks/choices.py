@@ -43,6 +43,7 @@ class MultipleChoice(SingleLabel):
     metrics = (ACCURACY, LOSS)
     auto_class = "AutoModelForMultipleChoice"
     pipeline = "multiple-choice"
+    has_pipeline = False
     choices = True
     format = Format(
         tuple((prompt, choices) for prompt in PROMPTS for choices in LISTS),

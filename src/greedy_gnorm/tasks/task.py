@@ -35,6 +35,8 @@ class Task(ABC):
     """Whether each row has one correct class."""
     auto_class: ClassVar[str]
     pipeline: ClassVar[str]
+    has_pipeline: ClassVar[bool] = True
+    """Whether transformers has a pipeline of this name; the hub knows more tasks."""
     format: ClassVar[Format] = SENTENCES
     """The common names of columns in the data of this task."""
     labelled: ClassVar[bool] = True
