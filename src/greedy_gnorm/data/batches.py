@@ -42,7 +42,7 @@ class Batch:
 
     def by_row(self, tensor: Tensor) -> Tensor:
         """What a layer has for each sequence, (B * choices, ...), as (B, choices, ...); one choice is the usual row."""
-        return tensor.unflatten(0, (len(self), tensor.shape[0] // len(self)))
+        return tensor.reshape(len(self), tensor.shape[0] // len(self), *tensor.shape[1:])
 
     def joined(self, tensor: Tensor) -> Tensor:
         """What a layer has for each token, (B * choices, T, ...), with the choices of a row one after another."""

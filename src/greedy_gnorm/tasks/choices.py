@@ -64,7 +64,7 @@ class MultipleChoice(SingleLabel):
     ) -> list[tuple[Text, Text | None]]:
         """The prompt, and the choices as a tuple; a question after a passage stands before every choice."""
         prompts, choices = read_texts(table, columns.text), _read_choices(table, columns.pair)
-        beginning = BEGINNINGS.get(columns.text)
+        beginning = BEGINNINGS.get(columns.text, "")
         if beginning in table.column_names:
             begun = read_texts(table, beginning)
             choices = [tuple(f"{start} {choice}" for choice in row) for start, row in zip(begun, choices, strict=True)]

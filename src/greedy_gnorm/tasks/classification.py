@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +74,7 @@ class SingleLabel(SequenceTask):
     """One correct class per row."""
 
     name = "single_label_classification"
-    metrics = (ACCURACY, MACRO_F1, F1, MCC, LOSS)
+    metrics: ClassVar[tuple[Measure, ...]] = (ACCURACY, MACRO_F1, F1, MCC, LOSS)
     one_class = True
 
     def offered_metrics(self) -> Sequence[Measure]:

@@ -99,7 +99,8 @@ class TokenTask(Task):
         import torch
 
         words = counting(batch).sum(1).clamp_min(1).to(outputs)
-        return torch.linalg.vector_norm(outputs.flatten(1), dim=1) / words.sqrt()
+        norms: Tensor = torch.linalg.vector_norm(outputs.flatten(1), dim=1) / words.sqrt()
+        return norms
 
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The mean over the words of each row."""
