@@ -187,7 +187,7 @@ def test_rows_as_people_have_them():
     assert (
         read(
             table(prompt=prompts, choices=choices, label=["right", "left"]),
-            Settings(label_map={"right": "1", "left": "0"}),
+            Settings(label_map={"right": "1", "left": "A"}),
         )
         == expected
     )

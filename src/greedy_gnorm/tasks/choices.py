@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("greedy_gnorm")
 
-PROMPTS = ("sent1", "article", "context", "passage", "ctx", "prompt", "question", "premise", "goal", "text", "sentence")
+PROMPTS = ("sent1", "article", "context", "passage", "ctx", "prompt", "premise", "question", "goal", "text", "sentence")
 LISTS = ("choices", "endings", "options", "answers")
 """Columns that hold all choices of a row."""
 NUMBERED = ("ending", "choice", "option", "answer", "sol", "op")
@@ -71,8 +71,11 @@ class MultipleChoice(SingleLabel):
         return list(zip(prompts, choices, strict=True))
 
     def map_labels(self, columns: Sequence[LabelColumn], settings: Settings) -> list[list[Label]]:
-        """Numbers count from 0, letters from A; numbers written as text count from 1 if none of them is 0."""
-        table = settings.label_map or {}
+        """Numbers count from 0, letters from A; numbers written as text count from 1 if none of them is 0.
+
+        A label map gives numbers from 0, or letters.
+        """
+        table = {ours: int(to) if to.isdecimal() else to for ours, to in (settings.label_map or {}).items()}
         texts = [[table.get(_written(value), value) for value in column.values] for column in columns]
         written = {str(value) for column in texts for value in column if isinstance(value, str)}
         from_one = any(text.isdecimal() for text in written) and "0" not in written
