@@ -13,12 +13,16 @@ import argparse
 import json
 import random
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import datasets
+import seqeval.metrics
+import seqeval.scheme
 import torch
 import transformers
 import yaml
@@ -37,6 +41,7 @@ HERE = Path(__file__).resolve().parent
 SHARED = HERE.parents[1] / "shared"
 RUNS = HERE.parent / "runs" / "offline"
 LONGEST = 160
+IGNORED = -100
 
 
 def main() -> None:
@@ -84,26 +89,20 @@ def tell(part: Any, step: Step, gone: int, limit: int) -> None:
 
 
 def fine_tune(plan: dict[str, Any], data: Path, folder: Path) -> None:
-    """Train a classifier with transformers' Trainer and keep it with its test accuracy."""
+    """Train a model with transformers' Trainer and keep it with its quality on the test rows."""
     table = datasets.load_dataset("json", data_files=[str(data)], split="train")
-    labels = sorted(set(table["label"]))
+    kind = KINDS[plan.get("task", "sequences")]
+    labels = sorted(kind.labels(table))
     names = {"id2label": dict(enumerate(labels)), "label2id": {label: place for place, label in enumerate(labels)}}
     transformers.set_seed(plan["seed"])
     base = base_folder(plan["base"])
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     tokenizer.model_max_length = plan.get("longest", LONGEST)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=len(labels), **names)
+    model = getattr(transformers, kind.auto_class).from_pretrained(base, num_labels=len(labels), **names)
 
     def encoded(split: str) -> datasets.Dataset:
         rows = table.filter(lambda row: row["split"] == split)
-        pair = "text2" if "text2" in table.column_names else None
-        return rows.map(
-            lambda row: {
-                **tokenizer(row["text"], row[pair] if pair else None, truncation=True),
-                "labels": names["label2id"][row["label"]],
-            },
-            remove_columns=rows.column_names,
-        )
+        return rows.map(lambda row: kind.encode(row, tokenizer, names["label2id"]), remove_columns=rows.column_names)
 
     settings = transformers.TrainingArguments(
         output_dir=str(folder / "trainer"),
@@ -125,14 +124,73 @@ def fine_tune(plan: dict[str, Any], data: Path, folder: Path) -> None:
         settings,
         train_dataset=encoded("train"),
         eval_dataset=encoded("test"),
-        data_collator=transformers.DataCollatorWithPadding(tokenizer),
-        compute_metrics=lambda output: {"accuracy": float((output.predictions.argmax(-1) == output.label_ids).mean())},
+        data_collator=kind.collator(tokenizer),
+        compute_metrics=lambda output: {kind.measure: kind.quality(output, labels)},
     )
     trainer.train()
-    accuracy = trainer.evaluate()["eval_accuracy"]
+    quality = trainer.evaluate()[f"eval_{kind.measure}"]
     reexpressed(model, plan.get("class", "as it is")).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    write_json(folder / "fine-tuned.json", {"base": plan["base"], "test accuracy": accuracy, "epochs": plan["epochs"]})
+    kept = {"base": plan["base"], f"test {kind.measure}": quality, "epochs": plan["epochs"]}
+    write_json(folder / "fine-tuned.json", kept)
+
+
+def encode_text(row: dict[str, Any], tokenizer: Any, numbers: dict[str, int]) -> dict[str, Any]:
+    return {**tokenizer(row["text"], row.get("text2"), truncation=True), "labels": numbers[row["label"]]}
+
+
+def encode_words(row: dict[str, Any], tokenizer: Any, numbers: dict[str, int]) -> dict[str, Any]:
+    """The words of a row; the label of a word is at its first sub-word."""
+    encoding = tokenizer(row["tokens"], is_split_into_words=True, truncation=True)
+    words = encoding.word_ids()
+    firsts = [word is not None and word not in words[:place] for place, word in enumerate(words)]
+    labels = [numbers[row["ner_tags"][word]] if first else IGNORED for word, first in zip(words, firsts, strict=True)]
+    return {**encoding, "labels": labels}
+
+
+def accuracy(output: Any, names: list[str]) -> float:
+    return float((output.predictions.argmax(-1) == output.label_ids).mean())
+
+
+def entity_f1(output: Any, names: list[str]) -> float:
+    """The strict F1 of whole entities."""
+    tags, predicted = (
+        [[names[tag] for tag, label in zip(*row, strict=True) if label != IGNORED] for row in zip(*pair, strict=True)]
+        for pair in ((output.label_ids,) * 2, (output.predictions.argmax(-1), output.label_ids))
+    )
+    return float(seqeval.metrics.f1_score(tags, predicted, mode="strict", scheme=seqeval.scheme.IOB2))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is trained: the class of the model, its labels, the encoding of a row and the measure of quality."""
+
+    auto_class: str
+    labels: Callable[[datasets.Dataset], set[str]]
+    encode: Callable[[dict[str, Any], Any, dict[str, int]], dict[str, Any]]
+    collator: Callable[[Any], Any]
+    measure: str
+    quality: Callable[[Any, list[str]], float]
+
+
+KINDS = {
+    "sequences": Kind(
+        "AutoModelForSequenceClassification",
+        lambda table: set(table["label"]),
+        encode_text,
+        transformers.DataCollatorWithPadding,
+        "accuracy",
+        accuracy,
+    ),
+    "tokens": Kind(
+        "AutoModelForTokenClassification",
+        lambda table: {tag for tags in table["ner_tags"] for tag in tags},
+        encode_words,
+        transformers.DataCollatorForTokenClassification,
+        "f1",
+        entity_f1,
+    ),
+}
 
 
 def divided(plan: dict[str, Any], data: Path, folder: Path) -> Path:

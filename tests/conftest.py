@@ -89,12 +89,18 @@ def tiny_config(family: str, **changes: Any) -> Any:
     return transformers.AutoConfig.for_model(family.removesuffix("-groups"), **values)
 
 
-def tiny_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+def tiny_model(
+    family: str,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    auto_class: str | None = None,
+    **changes: Any,
+) -> Any:
     """A random classifier whose heads differ: weights several times larger than transformers' own initial ones."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        auto = "AutoModelForImageClassification" if family in IMAGE_CONFIGS else "AutoModelForSequenceClassification"
-        model = getattr(transformers, auto).from_config(tiny_config(family, **changes))
+        usual = "AutoModelForImageClassification" if family in IMAGE_CONFIGS else "AutoModelForSequenceClassification"
+        model = getattr(transformers, auto_class or usual).from_config(tiny_config(family, **changes))
         for parameter in model.parameters():
             parameter.data += 0.25 * torch.randn_like(parameter)
     for parameter in model.parameters():  # not buffers: transformers loads the frequencies of rotations in float32

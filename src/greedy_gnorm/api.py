@@ -57,6 +57,7 @@ def score(
     text_pair: str | None = None,
     label: str | None = None,
     label_map: Mapping[str, str] | None = None,
+    threshold: float | None = None,
     labels: str = "data",
     stride: int = 128,
     dtype: str = "auto",
@@ -85,6 +86,7 @@ def score(
         text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
         label: The label column. Default: found by name.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
+        threshold: The probability above which a label is predicted, where a row may have several. Default: 0.5.
         labels: "data", or "own" to score with labels drawn from the model's own predictions.
         stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering); at
             most half of a window.
@@ -146,6 +148,7 @@ def prune(
     text_pair: str | None = None,
     label: str | None = None,
     label_map: Mapping[str, str] | None = None,
+    threshold: float | None = None,
     protect: Sequence[tuple[int, int] | int] = (),
     min_heads: int = 0,
     heads_per_step: int | None = None,
@@ -191,6 +194,7 @@ def prune(
         text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
         label: The label column. Default: found by name.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
+        threshold: The probability above which a label is predicted, where a row may have several. Default: 0.5.
         protect: Heads to keep: (layer, head) pairs, or a layer's number for all of its heads, such as [(0, 3), 11].
         min_heads: Heads to keep in every layer at least.
         heads_per_step: Heads to remove in each step. Default: the method's own number.
@@ -246,6 +250,7 @@ def compress(
     text_pair: str | None = None,
     label: str | None = None,
     label_map: Mapping[str, str] | None = None,
+    threshold: float | None = None,
     protect: Sequence[tuple[int, int] | int] = (),
     min_heads: int = 0,
     units: str | None = None,
@@ -300,6 +305,7 @@ def compress(
         text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
         label: The label column. Default: found by name.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
+        threshold: The probability above which a label is predicted, where a row may have several. Default: 0.5.
         protect: Heads to keep: (layer, head) pairs, or a layer's number for all of its heads, such as [(0, 3), 11].
         min_heads: Heads to keep in every layer at least.
         units: What is removed: "heads", feed-forward neurons ("ffn") or "both".
@@ -427,6 +433,7 @@ def compare(
     text_pair: str | None = None,
     label: str | None = None,
     label_map: Mapping[str, str] | None = None,
+    threshold: float | None = None,
     protect: Sequence[tuple[int, int] | int] = (),
     min_heads: int = 0,
     heads_per_step: int | None = None,
@@ -466,6 +473,7 @@ def compare(
         text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
         label: The label column. Default: found by name.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
+        threshold: The probability above which a label is predicted, where a row may have several. Default: 0.5.
         protect: Heads to keep: (layer, head) pairs, or a layer's number for all of its heads, such as [(0, 3), 11].
         min_heads: Heads to keep in every layer at least.
         heads_per_step: Heads to remove in each step. Default: the method's own number.

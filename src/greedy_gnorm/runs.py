@@ -175,8 +175,7 @@ def _tested(before: Any, after: Any, test: Batches, given: Settings) -> tuple[di
         sides = [find_sites(copy.deepcopy(model).to(*place)) for model in (before, after)]
         tables = [row_statistics(sites, test).numpy() for sites in sides]
         examples = MOST_EXAMPLES if given.examples else 0
-        predictions = compared_predictions(task, test, tables, examples) if task.one_class else None
-        return tested(task, test, tables), predictions
+        return tested(task, test, tables), compared_predictions(task, test, tables, examples)
 
 
 def _latencies(model: Any, steps: Sequence[Step], chosen: int, given: Settings, units: str) -> list[Latency]:

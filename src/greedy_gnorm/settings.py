@@ -165,6 +165,11 @@ class Settings(BaseModel):
             "a dict from the data's labels to the model's, such as {'neg': 'NEGATIVE', 'pos': 'POSITIVE'}",
         )
     )
+    threshold: Fraction | None = _setting(
+        None,
+        "The probability above which a label is predicted, where a row may have several. Default: 0.5.",
+        SHARE,
+    )
     protect: Annotated[tuple[LayerHead | Count, ...], BeforeValidator(_none_as_empty)] = _setting(
         (),
         "Heads to keep: (layer, head) pairs, or a layer's number for all of its heads.",
@@ -288,7 +293,7 @@ _NOT_FOR_COMPARING = ("method", "stop", "device_map", "recover", "examples")
 COMPARING = tuple(name for name in (*PRUNING, "rounds") if name not in _NOT_FOR_COMPARING)
 """The settings of `compare`, which walks several methods to the end on copies of a model that fits one device."""
 EVALUATING = (
-    "eval_samples", "seed", "text", "text_pair", "label", "label_map", "stride", "dtype", "device",
+    "eval_samples", "seed", "text", "text_pair", "label", "label_map", "stride", "threshold", "dtype", "device",
     "tokens_per_batch", "trust_remote_code",
 )  # fmt: skip
 """The settings of `evaluate`."""

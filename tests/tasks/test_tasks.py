@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_batch, tiny_config, tiny_model
+from conftest import LABEL_NAMES, tiny_batch, tiny_config, tiny_model, tiny_rows, tiny_tokenizer
+from scipy import stats
 from sklearn import metrics
 from transformers import BertForMaskedLM
 
@@ -33,6 +34,8 @@ def by_scikit_learn(name, logits, labels):
     if name == "regression":
         return {
             "r2": metrics.r2_score(labels, logits[:, 0]),
+            "pearson": stats.pearsonr(labels, logits[:, 0]).statistic,
+            "spearman": stats.spearmanr(labels, logits[:, 0]).statistic,
             "mean_absolute_error": metrics.mean_absolute_error(labels, logits[:, 0]),
         }
     if name == "multi_label_classification":
@@ -103,3 +106,31 @@ def test_every_task_says_what_it_is():
         assert task.auto_class in AUTO_CLASSES.values()
         assert task.pipeline
         assert task.quality
+
+
+def test_a_threshold_of_labels():
+    task = task_of(tiny_model("bert", num_labels=2, problem_type="multi_label_classification"))
+    logits = torch.tensor([[3.0, 1.0], [-1.0, 3.0]])  # probabilities 0.95, 0.73, 0.27, 0.95
+    for threshold, predicted in ((None, [[1, 1], [0, 1]]), (0.9, [[1, 0], [0, 1]]), (0.2, [[1, 1], [1, 1]])):
+        (batch,) = ready_batches([tiny_batch(rows=2)], threshold=threshold)
+        assert task.predicted_labels(logits, batch).tolist() == predicted
+        labels = torch.ones(2, 2)
+        assert task.row_statistics(logits.double(), labels, batch)[:, 2:4].tolist() == predicted
+
+
+def test_a_threshold_and_a_correlation_in_runs():
+    rows = [
+        {"text": row["text"], "label": [row["label"]], "number": place % 7} for place, row in enumerate(tiny_rows())
+    ]
+    several = tiny_model("bert", problem_type="multi_label_classification", **LABEL_NAMES)
+    options = {"tokenizer": tiny_tokenizer(), "stop": "heads=1"}
+    usual, strict = (gg.prune(several, rows, threshold=each, **options) for each in (None, 0.95))
+    assert usual.steps[0].quality["loss"] == strict.steps[0].quality["loss"]
+    assert usual.steps[0].quality["micro_f1"] != strict.steps[0].quality["micro_f1"]
+    again = [gg.evaluate(strict, rows, threshold=each).quality["micro_f1"][0] for each in (None, 0.95, 0.5)]
+    assert again[0] == again[1] != again[2], "the threshold of the run, unless another is given"
+    with pytest.raises(gg.GnormError, match="threshold must be a share between 0 and 1"):
+        gg.prune(several, rows, threshold=1.0, **options)
+    number = gg.prune(tiny_model("bert", num_labels=1), rows, label="number", metric="spearman", **options)
+    assert number.measure.name == "spearman"
+    assert -1 <= number.solution.quality["pearson"] <= 1

@@ -15,8 +15,10 @@ from greedy_gnorm.data.rows import Text
 from greedy_gnorm.errors import DataError
 
 TOKENS, PIXELS = "input_ids", "pixel_values"
-"""The input of models of text, (B, T), and of images, (B, channels, height, width)."""
-DIMENSIONS = {TOKENS: "rows, tokens", PIXELS: "rows, channels, height, width"}
+"""The input of models of text, (B, T) or (B, choices, T), and of images, (B, channels, height, width)."""
+DIMENSIONS = {TOKENS: ("rows, tokens", "rows, choices, tokens"), PIXELS: ("rows, channels, height, width",)}
+HALF = 0.5
+"""The usual threshold of a probability."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,31 @@ class Batch:
     predicted: Tensor | None = None  # labels that the unpruned model predicts, to measure agreement with it
     positions: Tensor | None = None  # 1 for a token whose output counts, (B, T), if the model has one for every token
     notes: tuple[Any, ...] = ()  # what the task needs to judge each row's outputs, if anything
+    threshold: float = HALF  # the probability above which a label is predicted, where a row may have several
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def real_tokens(self, tokens: int | None = None) -> Tensor:
-        """1 for a token, 0 for padding, (B, T); images have no padding, and only their model knows their `tokens`."""
+        """1 for a token, 0 for padding, (B, T), or (B * choices, T) as the layers of the model get them.
+
+        Images have no padding, and only their model knows their `tokens`.
+        """
         if PIXELS in self.inputs:
             if tokens is None:
                 raise DataError("Images have no length of their own: it is not known how many tokens a row has.")
             return torch.ones(len(self), tokens, device=self.inputs[PIXELS].device)
         ids = self.inputs[TOKENS]
-        return self.inputs.get("attention_mask", torch.ones_like(ids)).float()
+        mask = self.inputs.get("attention_mask", torch.ones_like(ids)).float()
+        return mask.view(-1, mask.shape[-1])
+
+    def by_row(self, tensor: Tensor) -> Tensor:
+        """What a layer has for each sequence, (B * choices, ...), as (B, choices, ...); one choice is the usual row."""
+        return tensor.reshape(len(self), tensor.shape[0] // len(self), *tensor.shape[1:])
+
+    def joined(self, tensor: Tensor) -> Tensor:
+        """What a layer has for each token, (B * choices, T, ...), with the choices of a row one after another."""
+        return self.by_row(tensor).flatten(1, 2)
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
@@ -83,13 +98,9 @@ class Batches:
         """The number of rows of the data."""
         return self.rows if self.given is None else self.given
 
-    def lengths(self) -> dict[int, int]:
-        """The tokens of each row without padding, by the number of the row."""
-        return {
-            row: int(length)
-            for batch in self.items
-            for row, length in zip(batch.rows, batch.real_tokens().sum(1).tolist(), strict=True)
-        }
+    def lengths(self) -> list[int]:
+        """The tokens of each sequence that the model reads, without padding."""
+        return [int(length) for batch in self.items for length in batch.real_tokens().sum(1).tolist()]
 
     def to(self, device: torch.device) -> Batches:
         """The same batches on another device."""
@@ -130,9 +141,16 @@ def bucketed(lengths: Sequence[int], tokens_per_batch: int, start: int = START_O
     return groups[::-1]
 
 
-def padded(rows: Sequence[Mapping[str, Sequence[int]]], padding: Mapping[str, int]) -> dict[str, Tensor]:
-    """Pad tokenised rows on the right to tensors of equal length."""
-    return {name: padded_lists([row[name] for row in rows], fill) for name, fill in padding.items()}
+def padded(rows: Sequence[Mapping[str, Sequence[Any]]], padding: Mapping[str, int]) -> dict[str, Tensor]:
+    """Pad tokenised rows on the right to tensors of equal length; a row may be several choices."""
+    return {name: _padded([row[name] for row in rows], fill) for name, fill in padding.items()}
+
+
+def _padded(rows: Sequence[Sequence[Any]], fill: int) -> Tensor:
+    if not isinstance(rows[0][0], list):
+        return padded_lists(rows, fill)
+    flat = padded_lists([choice for row in rows for choice in row], fill)
+    return flat.view(len(rows), -1, flat.shape[-1])
 
 
 def padded_lists(lists: Sequence[Sequence[int]], fill: int) -> Tensor:
@@ -141,7 +159,7 @@ def padded_lists(lists: Sequence[Sequence[int]], fill: int) -> Tensor:
     return torch.tensor([[*numbers, *[fill] * (width - len(numbers))] for numbers in lists])
 
 
-def ready_batches(items: Sequence[Mapping[str, Any]], *, seed: int = 0) -> Batches:
+def ready_batches(items: Sequence[Mapping[str, Any]], *, seed: int = 0, threshold: float | None = None) -> Batches:
     """Batches from the caller's own dicts of tensors (input_ids or pixel_values, attention_mask, labels, ...)."""
     batches: list[Batch] = []
     digest = hashlib.sha256()
@@ -149,15 +167,16 @@ def ready_batches(items: Sequence[Mapping[str, Any]], *, seed: int = 0) -> Batch
     for number, item in enumerate(items):
         tensors = {name: torch.as_tensor(value) for name, value in item.items()}
         main = PIXELS if PIXELS in tensors else TOKENS
-        if main not in tensors or tensors[main].ndim != DIMENSIONS[main].count(",") + 1:
-            raise DataError(f"Batch {number} must have {main} of shape ({DIMENSIONS[main]}).")
+        if main not in tensors or all(tensors[main].ndim != shape.count(",") + 1 for shape in DIMENSIONS[main]):
+            shapes = " or ".join(f"({shape})" for shape in DIMENSIONS[main])
+            raise DataError(f"Batch {number} must have {main} of shape {shapes}.")
         for name in sorted(tensors):
             tensor = tensors[name].detach().cpu()
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
         labels = tensors.pop("labels", None)
         count = len(tensors[main])
-        batches.append(Batch(tensors, labels, tuple(range(start, start + count))))
+        batches.append(Batch(tensors, labels, tuple(range(start, start + count)), threshold=threshold or HALF))
         start += count
     if not batches:
         raise DataError("The list of batches is empty.")

@@ -103,6 +103,23 @@ def read_texts(table: datasets.Dataset, column: str) -> list[str]:
     return values
 
 
+def read_words(table: datasets.Dataset, column: str) -> list[tuple[str, ...]]:
+    """Read a column of words: lists of them, or texts, which are split at white space."""
+    values = [value.split() if isinstance(value, str) else value for value in table[column]]
+    missing = [row for row, value in enumerate(values) if is_missing(value) or value == []]
+    if missing:
+        raise DataError(f"{_rows_have(missing)} no words in {column!r}: {_numbers(missing)}.")
+    odd = [row for row, value in enumerate(values) if not is_list_of_text(value)]
+    if odd:
+        raise DataError(f"Column {column!r} holds no list of words, and no text, in {_numbers(odd)}.")
+    return [tuple(value) for value in values]
+
+
+def is_list_of_text(value: Any) -> bool:
+    """Whether a cell is a list of texts."""
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
 def read_labels(table: datasets.Dataset, column: str, split: str) -> LabelColumn:
     """Read the labels of a split in which every row must have one."""
     values = list(table[column])

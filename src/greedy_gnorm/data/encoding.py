@@ -12,15 +12,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from greedy_gnorm.data.batches import Batch, Batches, bucketed, padded, padded_lists
-from greedy_gnorm.data.rows import Encoded, Row
+from greedy_gnorm.data.batches import HALF, Batch, Batches, bucketed, padded, padded_lists
+from greedy_gnorm.data.rows import IGNORED, Encoded, Row
 from greedy_gnorm.errors import DataError
 from greedy_gnorm.settings import Settings
 
 log = logging.getLogger("greedy_gnorm")
-
-IGNORED = -100
-"""The label of a token that has none."""
 
 
 class EncodingTask(Protocol):
@@ -45,7 +42,7 @@ def encode(
     if getattr(model.config, "type_vocab_size", 2) < 2:
         accepted -= {"token_type_ids"}
     embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
-    largest = max(max(item.inputs["input_ids"]) for item in items)
+    largest = max(max(ids) for item in items for ids in _sequences(item.inputs["input_ids"]))
     if largest >= embeddings.num_embeddings:
         raise DataError(
             f"The tokenizer gives token {largest}, but the model has {embeddings.num_embeddings} embeddings: use the "
@@ -53,7 +50,7 @@ def encode(
         )
     padding = {name: value for name, value in fill.items() if name in items[0].inputs and name in accepted}
     batches = []
-    for group in bucketed([len(item) for item in items], settings.tokens_per_batch):
+    for group in _groups(items, settings.tokens_per_batch):
         some = [items[place] for place in group]
         marked = [item.positions for item in some if item.positions is not None]
         batches.append(
@@ -63,10 +60,28 @@ def encode(
                 tuple(group),
                 positions=padded_lists(marked, 0) if marked else None,
                 notes=tuple(item.note for item in some) if some[0].note is not None else (),
+                threshold=settings.threshold or HALF,
             )
         )
     texts = tuple(rows[item.row].words for item in items)
     return Batches(tuple(batches), fingerprint(rows, items), settings.seed, truncated, texts=texts, given=len(rows))
+
+
+def _groups(items: Sequence[Encoded], tokens_per_batch: int) -> list[list[int]]:
+    """The places of the rows of each batch; all rows of a batch have as many choices."""
+    places: dict[int | None, list[int]] = {}
+    for place, item in enumerate(items):
+        places.setdefault(item.choices, []).append(place)
+    return [
+        [own[place] for place in group]
+        for own in places.values()
+        for group in bucketed([len(items[place]) for place in own], tokens_per_batch)
+    ]
+
+
+def _sequences(ids: list[Any]) -> list[list[int]]:
+    """The sequences of a row: one for each choice, or one."""
+    return ids if isinstance(ids[0], list) else [ids]
 
 
 def _labels(labels: list[Any]) -> Tensor:

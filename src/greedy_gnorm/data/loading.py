@@ -72,7 +72,7 @@ def scoring_batches(
 ) -> Batches:
     """Batches for scoring alone, from the validation split if there is one, else the training split, else all rows."""
     if is_ready(data):
-        return ready_batches(data, seed=settings.seed)
+        return ready_batches(data, seed=settings.seed, threshold=settings.threshold)
     splits = read_splits(data)
     split = _first(splits, "validation", "train", WHOLE, "test")
     (rows,) = read_rows([(splits, split, needs_labels)], task, tokenizer, settings)
@@ -85,7 +85,9 @@ def ready_sets(task: RowTask, data: Any, eval_data: Any, settings: Settings) -> 
     """Batches for scoring and for evaluation that the caller has made."""
     if not is_ready(data) or not is_ready(eval_data):
         raise DataError("Batches can't be split into scoring and evaluation rows: give data and eval_data.")
-    scoring, evaluation = (ready_batches(each, seed=settings.seed) for each in (data, eval_data))
+    scoring, evaluation = (
+        ready_batches(each, seed=settings.seed, threshold=settings.threshold) for each in (data, eval_data)
+    )
     if not task.own_labels:
         task.check_labels(_ready_labels(evaluation))
     warn_of_overlap(_token_rows(scoring), _token_rows(evaluation))
@@ -132,7 +134,7 @@ def both_rows(
 def evaluation_batches(model: nn.Module, tokenizer: Any, task: RowTask, data: Any, settings: Settings) -> Batches:
     """Batches for evaluation alone, from the test split if there is one, else the validation split, else all rows."""
     if is_ready(data):
-        batches = ready_batches(data, seed=settings.seed)
+        batches = ready_batches(data, seed=settings.seed, threshold=settings.threshold)
         if not task.own_labels:
             task.check_labels(_ready_labels(batches))
         return batches
@@ -243,4 +245,5 @@ def _token_rows(batches: Batches) -> list[tuple[int, ...]]:
 def _ready_labels(batches: Batches) -> list[Any]:
     if any(batch.labels is None for batch in batches):
         raise DataError("Measuring quality requires labels, but the evaluation batches have none.")
-    return [str(label) for batch in batches if batch.labels is not None for label in batch.labels.tolist()]
+    labels = [label for batch in batches if batch.labels is not None for label in batch.labels.tolist()]
+    return [tuple(label) if isinstance(label, list) else label for label in labels]

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 Text = str | tuple[Any, ...]
 """A text, or several parts of one, such as the words of a sentence."""
 Label = int | float | tuple[Any, ...]
+IGNORED = -100
+"""The label of a token that has none."""
 
 
 class Row(NamedTuple):
@@ -32,7 +34,7 @@ class Encoded(NamedTuple):
 
     `row` is the number of the row it was made from. `label` is a list if there is one for every token. `positions` is 1
     for the tokens whose outputs count, where the model has an output for every token. `note` is anything that the task
-    needs to judge the outputs.
+    needs to judge the outputs. Where a row has several choices, the inputs are a list for each of them.
     """
 
     inputs: dict[str, list[Any]]
@@ -41,6 +43,13 @@ class Encoded(NamedTuple):
     positions: list[int] | None = None
     note: Any = None
 
+    @property
+    def choices(self) -> int | None:
+        """The number of choices, if the model reads several for each row."""
+        ids = self.inputs["input_ids"]
+        return len(ids) if isinstance(ids[0], list) else None
+
     def __len__(self) -> int:
-        """The number of tokens."""
-        return len(self.inputs["input_ids"])
+        """The number of tokens; choices are padded to the longest."""
+        ids = self.inputs["input_ids"]
+        return len(ids) if self.choices is None else self.choices * max(map(len, ids))

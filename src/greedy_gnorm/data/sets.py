@@ -204,7 +204,7 @@ TOKENS_PER_CHANNEL = 10
 
 def warn_of_few_tokens(calibration: Batches, widest: int) -> None:
     """Warn if the calibration rows have too few tokens for the widest output map."""
-    tokens = sum(calibration.lengths().values())
+    tokens = sum(calibration.lengths())
     if tokens < TOKENS_PER_CHANNEL * widest:
         warnings.warn(
             f"The calibration rows have {tokens:,} tokens; {TOKENS_PER_CHANNEL * widest:,} or more are advisable for "

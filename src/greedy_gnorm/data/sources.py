@@ -5,16 +5,20 @@ from __future__ import annotations
 import glob
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from greedy_gnorm.data.conll import ENDINGS, read_conll
 from greedy_gnorm.errors import DataError
 
 if TYPE_CHECKING:
     import datasets
 
 BUILDERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet"}
+READERS: dict[str, Callable[[Path], dict[str, list[Any]]]] = dict.fromkeys(ENDINGS, read_conll)
+"""Formats that the `datasets` library does not read: functions from a file to its columns."""
+ENDINGS_READ = (*BUILDERS, *READERS)
 SPLITS = {
     "train": "train",
     "training": "train",
@@ -65,8 +69,8 @@ def check_source(source: str) -> None:
         _hub_parts(source)
     elif not path.exists():
         raise DataError(f"There is no file or folder {source}. (Write hub:NAME for a data set on the hub.)")
-    elif path.is_file() and path.suffix.lower() not in BUILDERS:
-        raise DataError(f"{path} is not a supported kind of file: {', '.join(BUILDERS)}.")
+    elif path.is_file() and path.suffix.lower() not in ENDINGS_READ:
+        raise DataError(f"{path} is not a supported kind of file: {', '.join(ENDINGS_READ)}.")
     elif path.is_file() and path.stat().st_size == 0:
         raise DataError(f"{path} is empty.")
 
@@ -91,6 +95,8 @@ def _read_file(path: Path) -> datasets.Dataset:
     check_source(str(path))
     if path.suffix.lower() == ".json" and (articles := _squad_articles(path)) is not None:
         return _read_safely(lambda: _squad_table(articles), str(path))
+    if path.suffix.lower() in READERS:
+        return datasets.Dataset.from_dict(READERS[path.suffix.lower()](path))
     builder = BUILDERS[path.suffix.lower()]
     options: dict[str, Any] = {}
     if builder == "csv":
@@ -147,9 +153,9 @@ def _squad_table(articles: Sequence[Mapping[str, Any]]) -> datasets.Dataset:
 def _read_folder(folder: Path) -> Splits:
     import datasets
 
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in BUILDERS and path.is_file())
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS_READ and path.is_file())
     if not files:
-        raise DataError(f"{folder} has no file of a supported kind: {', '.join(BUILDERS)}.")
+        raise DataError(f"{folder} has no file of a supported kind: {', '.join(ENDINGS_READ)}.")
     groups: dict[str, list[datasets.Dataset]] = {}
     for path in files:
         groups.setdefault(SPLITS.get(path.stem.lower(), WHOLE), []).append(_read_file(path))

@@ -35,8 +35,8 @@ class Evaluation:
     """Both models on the same rows.
 
     `quality` has each measure before and after, `intervals` their 95 % intervals and those of the change (paired).
-    `per_class` has precision, recall and F1 of each class; `confusion` and `changed`, the rows whose prediction
-    changed, are there where each row has one class.
+    `per_class` has precision, recall and F1 of each class, and how many rows, or whatever is `counted`, have it;
+    `confusion` and `changed`, the rows whose prediction changed, are there where each row has one class.
     """
 
     unpruned: str
@@ -47,6 +47,7 @@ class Evaluation:
     quality: Mapping[str, Sequence[float]]
     intervals: Mapping[str, Mapping[str, Sequence[float]]]
     classes: Sequence[str] = ()
+    counted: str = "rows"
     per_class: Sequence[Mapping[str, Any]] = ()
     confusion: Mapping[str, Sequence[Sequence[int]]] | None = None
     changed_count: int | None = None
@@ -80,6 +81,7 @@ def evaluate(
     label: str | None = None,
     label_map: Mapping[str, str] | None = None,
     stride: int = 128,
+    threshold: float | None = None,
     dtype: str = "auto",
     device: str | None = None,
     tokens_per_batch: int = 2048,
@@ -102,6 +104,7 @@ def evaluate(
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}. Default: the run's.
         stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering); at
             most half of a window.
+        threshold: The probability above which a label is predicted, where a row may have several. Default: the run's.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
             for half-precision models.
         device: Where to compute, such as "cpu", "cuda" or "cuda:1". Default: a GPU if there is one.
@@ -119,12 +122,12 @@ def evaluate(
     given, task = _with_defaults_of_run(given, pair.settings), pair.task
     batches = evaluation_batches(pair.before, pair.tokenizer, task, data, given).to(device_for(given))
     models = [on_device(each, given) for each in (pair.before, pair.after)]
-    if task.own_labels or task.in_parts:
+    if not task.tells_agreement:
         batches = with_predictions(models[0], batches)
     tables = [row_statistics(find_sites(each), batches).numpy() for each in models]
     quality = tested(task, *_with_agreement(task, batches, tables))
     predictions = compared_predictions(task, batches, tables, examples) or {}
-    kept = ("classes", "per_class", "confusion", "changed_count", "changed")
+    kept = ("classes", "counted", "per_class", "confusion", "changed_count", "changed")
     evaluation = Evaluation(
         *pair.names,
         describe_rows(data, batches),
@@ -144,8 +147,9 @@ def _with_defaults_of_run(given: Settings, run: Settings) -> Settings:
     changes: dict[str, Any] = {}
     if all(getattr(given, name) is None for name in COLUMNS):
         changes |= {name: getattr(run, name) for name in COLUMNS}
-    if given.label_map is None:
-        changes["label_map"] = run.label_map
+    for name in ("label_map", "threshold"):
+        if getattr(given, name) is None:
+            changes[name] = getattr(run, name)
     return given.model_copy(update=changes)
 
 

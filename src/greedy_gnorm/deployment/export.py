@@ -121,7 +121,7 @@ def to_onnx(model: Any, path: Path) -> None:
     shown = copy.deepcopy(model).eval()
     fill_empty_sites(shown)  # runtimes refuse to reshape the empty tensors of a layer without heads
     inputs, outputs = _inputs(model, 3, 17), output_names(model)
-    dynamic = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
+    dynamic = {name: dict.fromkeys(range(each.ndim), torch.export.Dim.DYNAMIC) for name, each in inputs.items()}
     with _quiet():
         torch.onnx.export(
             _Outputs(shown, outputs),
@@ -198,9 +198,9 @@ def largest_difference(model: Any, runner: Runner) -> float:
 
 def _inputs(model: Any, rows: int, tokens: int) -> Inputs:
     """Random tokens, every row but the first shorter than the batch."""
-    inputs = random_inputs(model, rows, tokens)
+    inputs = random_inputs(model, rows, tokens, choices=2)
     for row in range(1, rows):
-        inputs["attention_mask"][row, tokens - row - 1 :] = 0
+        inputs["attention_mask"][row, ..., tokens - row - 1 :] = 0
     return inputs
 
 

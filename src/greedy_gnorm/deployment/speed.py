@@ -39,7 +39,7 @@ def timed(
 ) -> Latency:
     """Two runners on one batch, in turn, after a warm-up: at least 5 times, at most 50, for about these seconds."""
     first, second = in_turn([before, after], inputs, seconds=seconds)
-    rows, tokens = inputs["input_ids"].shape
+    rows, *_, tokens = inputs["input_ids"].shape
     return Latency(
         runtime, rows, tokens, torch.get_num_threads(), len(first), *quartiles(first), *quartiles(second), promised
     )

@@ -334,11 +334,12 @@ def _signs(outputs: Tensor, batch: Batch, seed: int) -> Tensor:
 
 
 def _token_weights(batch: Batch, squares: Tensor) -> Tensor:
-    """Weights with a mean of 1 over the tokens of each row: half equal, half by the squared gradients, (B, T)."""
-    real = batch.real_tokens(squares.shape[1]).to(squares)
-    squares = squares * real
+    """Weights with a mean of 1 over the tokens of each row: half equal, half by the squared gradients, as given."""
+    shape, real = squares.shape, batch.joined(batch.real_tokens(squares.shape[1])).to(squares)
+    squares = batch.joined(squares) * real
     share = squares / squares.sum(1, keepdim=True).clamp_min(torch.finfo(squares.dtype).tiny)
-    return real * ((1 - BY_GRADIENT) + BY_GRADIENT * share * real.sum(1, keepdim=True))
+    weights = real * ((1 - BY_GRADIENT) + BY_GRADIENT * share * real.sum(1, keepdim=True))
+    return weights.view(shape)
 
 
 def _rows(batch: Batch, applications: Sequence[Tensor]) -> Tensor:

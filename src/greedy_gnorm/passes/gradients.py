@@ -75,7 +75,7 @@ def row_norms(sites: Sites, batch: Batch, objective: Objective) -> list[Tensor]:
 def _mask(trace: Trace, batch: Batch) -> Tensor:
     """Which tokens are real; how many an image has is seen in the trace."""
     path = next(iter(trace.site.inputs))
-    return batch.real_tokens(trace.inputs[path][0].shape[1])
+    return batch.joined(batch.real_tokens(trace.inputs[path][0].shape[1]))
 
 
 def _differentiated(site: Site) -> list[str]:

@@ -48,6 +48,18 @@ class Trace:
         """The outputs with these names, as one list."""
         return [output for name in names for output in self.outputs[name]]
 
+    def joined(self, batch: Batch) -> Trace:
+        """The same with the choices of a row one after another along time; what all rows share stays as it is."""
+
+        def join(tensor: Tensor) -> Tensor:
+            return batch.joined(tensor) if len(tensor) >= len(batch) else tensor
+
+        inputs, outputs = (
+            {name: [join(tensor) for tensor in tensors] for name, tensors in named.items()}
+            for named in (self.inputs, self.outputs)
+        )
+        return Trace(self.site, inputs, outputs)
+
 
 @dataclass(frozen=True)
 class LayerPass:
@@ -84,7 +96,18 @@ Names = Callable[[Site], Sequence[str]]
 def site_gradients(
     sites: Sites, batch: Batch, objective: Objective, names: Names
 ) -> Iterator[tuple[Trace, list[Tensor]]]:
-    """For each site with units, its trace and the gradients of the summed objective at the named outputs."""
+    """For each site with units, its trace and the gradients of the summed objective at the named outputs.
+
+    All tensors are (B, T, ...): a row with several choices is one sequence of all of them.
+    """
+    for trace, gradients in _site_gradients(sites, batch, objective, names):
+        yield trace.joined(batch), [batch.joined(gradient) for gradient in gradients]
+
+
+def _site_gradients(
+    sites: Sites, batch: Batch, objective: Objective, names: Names
+) -> Iterator[tuple[Trace, list[Tensor]]]:
+    """The same, with tensors as the model has them: choices are rows."""
     if not (sites.layers and sites.savings.kept_layers and objective.reads == LOGITS):
         yield from _gradients_at_once(sites, batch, objective, names)
         return

@@ -35,6 +35,7 @@ def compared_predictions(
         "rows": len(tables[0]),
         "labels": "data" if source == LABELS else "own",
         "classes": task.classes,
+        "counted": task.counted,
         "per_class": _per_class(task.classes, both),
         **(_of_one_class(task.classes, both, batches, examples) if task.one_class else {}),
     }

@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from greedy_gnorm.data.encoding import longest_sentence
 from greedy_gnorm.model.modes import evaluating
 from greedy_gnorm.model.sites import features, find_sites
+from greedy_gnorm.tasks.task import task_of
 
 Inputs = dict[str, Tensor]
 Runner = Callable[[Inputs], object]
@@ -39,15 +40,20 @@ def torch_runner(model: nn.Module) -> Runner:
     return run
 
 
-def random_inputs(model: nn.Module, rows: int, tokens: int) -> Inputs:
-    """A batch without padding, with token types where the model has them."""
+def random_inputs(model: nn.Module, rows: int, tokens: int, choices: int = 1) -> Inputs:
+    """A batch without padding, with token types where the model has them, and so many choices where it chooses."""
     config: Any = model.config
     chance = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
     lowest = min((config.pad_token_id or 0) + 1, config.vocab_size - 1)
     ids = torch.randint(lowest, config.vocab_size, (rows, tokens), generator=chance).to(device)
     types = {"token_type_ids": torch.zeros_like(ids)} if getattr(config, "type_vocab_size", 0) > 1 else {}
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **types}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **types}
+    return (
+        {name: each[:, None].repeat(1, choices, 1) for name, each in inputs.items()}
+        if task_of(model).choices
+        else inputs
+    )
 
 
 def in_turn(

@@ -45,7 +45,7 @@ def shape_for(text: str | None, batches: Batches) -> Shape:
     if text is not None:
         rows, tokens = map(int, text.split("x"))
         return Shape(rows, tokens, tokens * tokens)
-    lengths = np.array(list(batches.lengths().values()), dtype=float)
+    lengths = np.array(batches.lengths(), dtype=float)
     return Shape(ROWS, float(lengths.mean()), float(np.square(lengths).mean()))
 
 

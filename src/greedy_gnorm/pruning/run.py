@@ -75,7 +75,7 @@ class Run(Shown):
     """A finished run: all steps, the chosen one, and the model pruned to it.
 
     `test` is the quality on rows that no decision was made on, `offered` the steps that a user may prefer,
-    `predictions` what both models predict on the test rows, where a row has one class, `why` what distinguishes the
+    `predictions` what both models predict on the test rows, where they predict classes, `why` what distinguishes the
     chosen step.
     """
 

@@ -173,11 +173,12 @@ PREDICTIONS: dict[str, Any] = {
     "rows": _count,
     "labels?": _word,
     "classes": [_word],
+    "counted?": _word,
     "per_class": [{"class": _word, "rows": _count, "before": _CLASS_SCORES, "after": _CLASS_SCORES}],
-    "confusion": {"before": [[_count]], "after": [[_count]]},
-    "agreement": _share,
-    "changed_count": _count,
-    "changed": [
+    "confusion?": {"before": [[_count]], "after": [[_count]]},
+    "agreement?": _share,
+    "changed_count?": _count,
+    "changed?": [
         {
             "text": _word,
             "text_pair": _nothing_or(_word),
@@ -255,6 +256,11 @@ def predictions_fault(content: Any) -> str | None:
     classes = content["classes"]
     if [row["class"] for row in content["per_class"]] != classes:
         return "per_class does not have the classes"
+    together = {"confusion", "agreement", "changed_count", "changed"}
+    if not together & content.keys():
+        return None  # a row may have several classes
+    if not together <= content.keys():
+        return f"it has no {min(together - content.keys())}"
     for side in ("before", "after"):
         matrix = content["confusion"][side]
         if len(matrix) != len(classes) or any(len(row) != len(classes) for row in matrix):

@@ -44,6 +44,13 @@ def model_card(run: Run, form: str = "pruned") -> str:
     )
 
 
+def _how_to_load(task: Task, form: str) -> str:
+    also = classify = ""
+    if task.has_pipeline:
+        also, classify = ", pipeline", f'classify = pipeline("{task.pipeline}", FOLDER, trust_remote_code=True)\n'
+    return HOW_TO_LOAD[form].format(auto_class=task.auto_class, also=also, classify=classify).rstrip()
+
+
 def _as_on_the_page(run: Run) -> PageRun:
     """The run as its page shows it: from the record alone."""
     method = run.header["config"]["method"]
@@ -125,12 +132,11 @@ HOW_TO_LOAD = {
     "pruned": """Load it with transformers 5 (`modeling_pruned.py` beside the weights is the only code that it needs):
 
 ```python
-from transformers import {auto_class}, AutoTokenizer, pipeline
+from transformers import {auto_class}, AutoTokenizer{also}
 
 model = {auto_class}.from_pretrained(FOLDER, trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-classify = pipeline("{pipeline}", FOLDER, trust_remote_code=True)
-```
+{classify}```
 
 or with greedy-gnorm, which runs no code from the folder: `greedy_gnorm.load(FOLDER)`.
 """,

@@ -32,7 +32,12 @@ def measure_table(content: Content) -> Cells:
 def class_table(content: Content) -> Cells:
     """Precision, recall and F1 of each class, before and after."""
     names = {"f1": "F1"}
-    columns = ["class", "rows", *(f"{names.get(key, key)} {side}" for key in KEYS for side in SIDES), "change of F1"]
+    columns = [
+        "class",
+        content["counted"],
+        *(f"{names.get(key, key)} {side}" for key in KEYS for side in SIDES),
+        "change of F1",
+    ]
     cells = [
         [
             row["class"],
@@ -110,7 +115,9 @@ def evaluation_csv(content: Content) -> dict[str, str]:
             [row["class"], str(row["rows"]), *(repr(row[side][key]) for key in KEYS for side in SIDES)]
             for row in content["per_class"]
         ]
-        tables["classes"] = as_csv(["class", "rows", *(f"{key}_{side}" for key in KEYS for side in SIDES)], rows)
+        tables["classes"] = as_csv(
+            ["class", content["counted"], *(f"{key}_{side}" for key in KEYS for side in SIDES)], rows
+        )
     if content["confusion"] is not None:
         classes, both = content["classes"], [content["confusion"][side] for side in SIDES]
         rows = [

@@ -197,6 +197,8 @@ class Predictions:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Predictions:
         """From a checked file."""
+        if "changed" not in content:
+            return cls("", _per_class(content), [], [], "")
         rows, count, shown = content["rows"], content["changed_count"], content["changed"][:MOST_EXAMPLES]
         if not count:
             note = "No prediction changed."
@@ -224,7 +226,9 @@ def _per_class(content: Mapping[str, Any]) -> Table:
         cells.append(values)
     columns = [column for name in names for column in (name.capitalize(), "change")]
     by = ", judged by what the unpruned model predicts" if content.get("labels") == "own" else ""
-    return Table(f"Each class after pruning, with the change{by}", ["class", "rows", *columns], cells)
+    return Table(
+        f"Each class after pruning, with the change{by}", ["class", content.get("counted", "rows"), *columns], cells
+    )
 
 
 def _confusions(content: Mapping[str, Any]) -> Iterator[Table]:

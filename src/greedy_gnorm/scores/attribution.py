@@ -75,7 +75,8 @@ def _largest_entries(sites: Sites, site: Site, batch: Batch, objective: Objectiv
         assert sums is not None
         mask = batch.real_tokens(sums.shape[-1])
         real = (mask[:, None, :, None] * mask[:, None, None, :]).bool()  # (B, 1, T, T)
-        total += by_unit(site, sums.masked_fill(~real, -math.inf).amax((2, 3))).mean(-1).cpu()
+        largest = batch.by_row(sums.masked_fill(~real, -math.inf).amax((2, 3))).amax(1)  # (B, H)
+        total += by_unit(site, largest).mean(-1).cpu()
     return total
 
 

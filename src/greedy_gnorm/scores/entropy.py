@@ -66,8 +66,8 @@ def _mean_over_queries(sites: Sites, batches: Batches, per_query: Callable[[Tens
         def add(site: Site, weights: Tensor) -> Tensor:
             mask = batch.real_tokens(weights.shape[-1])  # (B, T)
             rows = per_query(weights.float(), mask) * mask[:, None, :]  # (B, H, T)
-            means = rows.double().sum(-1) / mask.sum(-1, keepdim=True)
-            totals[site.index] += by_unit(site, means).mean(-1).cpu()
+            sums = batch.by_row(rows.double().sum(-1)).sum(1)  # (B, H)
+            totals[site.index] += by_unit(site, sums / batch.joined(mask).sum(-1, keepdim=True)).mean(-1).cpu()
             return weights
 
         with attention_maps(sites, add):

@@ -102,7 +102,8 @@ def tis(sites: Sites, batches: Batches, objective: Objective) -> Scores:
         for site, applications in zip(sites, maps, strict=True):
             total = torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)
             for weights, gradient in applications:
-                total += by_unit(site, (weights.double() * gradient.double()).sum((2, 3))).sum(-1).cpu()
+                sums = batch.by_row((weights.double() * gradient.double()).sum((2, 3))).sum(1)  # (B, H)
+                total += by_unit(site, sums).sum(-1).cpu()
             rows.append(total.abs())
         return rows
 

@@ -110,7 +110,6 @@ class Answers(Task):
     format = Format((("question", "context"), ("question", "passage")), ("question",), ("answers", "answer"))
     row = Question
     output_names = ("start_logits", "end_logits")
-    in_parts = True
 
     def read_texts(
         self, table: Any, columns: Columns, tokenizer: Any, settings: Settings

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from greedy_gnorm.data.columns import LabelColumn
 from greedy_gnorm.data.rows import Label
 from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.settings import Settings
-from greedy_gnorm.tasks.counts import macro_f1, matthews, micro_f1
+from greedy_gnorm.tasks.counts import correlations, macro_f1, matthews, micro_f1, ranks
 from greedy_gnorm.tasks.labels import map_by_name_or_number, map_sets
 from greedy_gnorm.tasks.predictions import Predictions
 from greedy_gnorm.tasks.task import Task, register_task
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
     from greedy_gnorm.data.batches import Batch, Batches
 
-ACCURACY, MACRO_F1, MICRO_F1, F1, MCC, R2 = (
-    Measure(name, largest=1.0) for name in ("accuracy", "macro_f1", "micro_f1", "f1", "mcc", "r2")
+ACCURACY, MACRO_F1, MICRO_F1, F1, MCC, R2, PEARSON, SPEARMAN = (
+    Measure(name, largest=1.0)
+    for name in ("accuracy", "macro_f1", "micro_f1", "f1", "mcc", "r2", "pearson", "spearman")
 )
 LOSS, MEAN_ABSOLUTE_ERROR = (Measure(name, higher_is_better=False) for name in ("loss", "mean_absolute_error"))
 
@@ -39,6 +40,7 @@ class SequenceTask(Task):
 
     auto_class = "AutoModelForSequenceClassification"
     pipeline = "text-classification"
+    tells_agreement = True
 
     @classmethod
     def fits(cls, model: nn.Module) -> bool:
@@ -72,7 +74,7 @@ class SingleLabel(SequenceTask):
     """One correct class per row."""
 
     name = "single_label_classification"
-    metrics = (ACCURACY, MACRO_F1, F1, MCC, LOSS)
+    metrics: ClassVar[tuple[Measure, ...]] = (ACCURACY, MACRO_F1, F1, MCC, LOSS)
     one_class = True
 
     def offered_metrics(self, rows: Batches | None = None) -> Sequence[Measure]:
@@ -161,7 +163,7 @@ class SingleLabel(SequenceTask):
 
 @register_task
 class MultiLabel(SequenceTask):
-    """Any number of labels per row."""
+    """Any number of labels per row: those whose probability is above the threshold."""
 
     name = "multi_label_classification"
     metrics = (MICRO_F1, MACRO_F1, ACCURACY, LOSS)
@@ -175,7 +177,7 @@ class MultiLabel(SequenceTask):
         return functional.binary_cross_entropy_with_logits(outputs, labels.to(outputs), reduction="none").mean(-1)
 
     def predicted_labels(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return (outputs > 0).to(outputs.dtype)
+        return self._above(outputs, batch).to(outputs.dtype)
 
     def drawn_labels(self, outputs: Tensor, batch: Batch, chance: Generator) -> Tensor:
         import torch
@@ -186,7 +188,8 @@ class MultiLabel(SequenceTask):
         """The labels, the predictions, the loss."""
         import torch
 
-        return torch.cat([labels.double(), (outputs > 0).double(), self.row_losses(outputs, labels)[:, None]], dim=1)
+        predicted, losses = self._above(outputs, batch).double(), self.row_losses(outputs, labels)
+        return torch.cat([labels.double(), predicted, losses[:, None]], dim=1)
 
     def measures(self, statistics: Matrix) -> Mapping[str, float]:
         from sklearn import metrics
@@ -224,7 +227,12 @@ class MultiLabel(SequenceTask):
         return class_names(self.config)
 
     def predictions(self, statistics: Matrix) -> Predictions | None:
-        return Predictions(*self._sides(statistics))
+        labels, predicted = self._sides(statistics)
+        return Predictions(labels, predicted, both=labels * predicted)
+
+    @staticmethod
+    def _above(outputs: Tensor, batch: Batch) -> Tensor:
+        return outputs > math.log(batch.threshold / (1 - batch.threshold))
 
     @staticmethod
     def _sides(statistics: Matrix) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -238,7 +246,7 @@ class Regression(SequenceTask):
     """A number per row."""
 
     name = "regression"
-    metrics = (R2, MEAN_ABSOLUTE_ERROR, LOSS)
+    metrics = (R2, PEARSON, SPEARMAN, MEAN_ABSOLUTE_ERROR, LOSS)
 
     @classmethod
     def fits(cls, model: nn.Module) -> bool:
@@ -275,11 +283,14 @@ class Regression(SequenceTask):
         return torch.cat([numbers, outputs.double(), self.row_losses(outputs, labels).double()[:, None]], dim=1)
 
     def measures(self, statistics: Matrix) -> Mapping[str, float]:
+        from scipy import stats
         from sklearn import metrics
 
         labels, predicted = statistics[:, 0], statistics[:, 1]
         return {
             "r2": float(metrics.r2_score(labels, predicted)),
+            "pearson": _correlation(stats.pearsonr, labels, predicted),
+            "spearman": _correlation(stats.spearmanr, labels, predicted),
             "mean_absolute_error": float(metrics.mean_absolute_error(labels, predicted)),
             "loss": mean(statistics[:, 2]),
         }
@@ -291,8 +302,13 @@ class Regression(SequenceTask):
         # As in scikit-learn, where all labels are the same: 1 without errors, else 0
         constant = np.where(errors > 0, 0.0, 1.0)
         explained = 1 - np.divide(errors, spread, out=1 - constant, where=spread > 1e-12 * rows)
-        found = {"r2": explained, "mean_absolute_error": samples @ np.abs(labels - predicted) / rows}
-        return {**found, "loss": samples @ loss / rows}
+        return {
+            "r2": explained,
+            "pearson": correlations(samples, *(np.broadcast_to(each, samples.shape) for each in (labels, predicted))),
+            "spearman": correlations(samples, *(ranks(samples, each) for each in (labels, predicted))),
+            "mean_absolute_error": samples @ np.abs(labels - predicted) / rows,
+            "loss": samples @ loss / rows,
+        }
 
 
 def class_names(config: Any) -> list[str]:
@@ -305,6 +321,13 @@ def mean(values: Any) -> float:
     import torch
 
     return float(torch.from_numpy(values.copy()).mean())
+
+
+def _correlation(function: Any, labels: Vector, predicted: Vector) -> float:
+    """A correlation by scipy; 0 where all labels or all predictions are the same."""
+    if len(set(labels)) < 2 or len(set(predicted)) < 2:
+        return 0.0
+    return float(function(labels, predicted).statistic)
 
 
 def _numbers(values: Sequence[Any]) -> list[Label]:

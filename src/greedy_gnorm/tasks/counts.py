@@ -1,4 +1,4 @@
-"""Measures of classes from counts, for many samples of rows at once: scikit-learn's, which takes one at a time.
+"""Measures for many samples of rows at once: those of scikit-learn and scipy, which take one sample at a time.
 
 Counts are (R, C), samples x classes: rows of a class, rows predicted as it, and rows that are both.
 """
@@ -6,6 +6,7 @@ Counts are (R, C), samples x classes: rows of a class, rows predicted as it, and
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from greedy_gnorm.units import Matrix, Vector
 
@@ -26,8 +27,12 @@ def macro_f1(labelled: Matrix, predicted: Matrix, both: Matrix, *, absent: float
 
 def micro_f1(labelled: Matrix, predicted: Matrix, both: Matrix) -> Vector:
     """F1 over all labels of all rows; 0 without any label."""
-    total = (labelled + predicted).sum(axis=1)
-    found: Vector = np.divide(2 * both.sum(axis=1), total, out=np.zeros(len(total)), where=total > 0)
+    return ratio(2 * both.sum(axis=1), (labelled + predicted).sum(axis=1))
+
+
+def ratio(part: Vector, whole: Vector) -> Vector:
+    """The quotient; 0 where the whole is 0."""
+    found: Vector = np.divide(part, whole, out=np.zeros(len(whole)), where=whole > 0)
     return found
 
 
@@ -38,3 +43,35 @@ def matthews(labelled: Matrix, predicted: Matrix, both: Matrix) -> Vector:
     spread = (rows**2 - (labelled**2).sum(axis=1)) * (rows**2 - (predicted**2).sum(axis=1))
     found: Vector = np.divide(covariance, np.sqrt(spread), out=np.zeros(len(rows)), where=spread > 0)
     return found
+
+
+def correlations(weights: Matrix, first: Matrix, second: Matrix) -> Vector:
+    """Pearson's correlation of two values of each row, (R, N); `weights` says how often a row is in each sample.
+
+    0 where all values of a sample are the same.
+    """
+    total = weights.sum(axis=1, keepdims=True)
+    deviations = [values - (weights * values).sum(axis=1, keepdims=True) / total for values in (first, second)]
+    covariance = (weights * deviations[0] * deviations[1]).sum(axis=1)
+    spreads = [(weights * np.square(each)).sum(axis=1) for each in deviations]
+    varied = _varies(weights, first) & _varies(weights, second)
+    return ratio(np.where(varied, covariance, 0.0), np.sqrt(spreads[0] * spreads[1]))
+
+
+def ranks(weights: Matrix, values: Vector) -> Matrix:
+    """The rank of each row's value within each sample, (R, N); equal values share the mean of their ranks."""
+    _, group = np.unique(values, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    counts = np.add.reduceat(weights[:, order], starts, axis=1)  # (R, distinct values)
+    below = np.cumsum(counts, axis=1) - counts
+    found: Matrix = (below + (counts + 1) / 2)[:, group]
+    return found
+
+
+def _varies(weights: Matrix, values: Matrix) -> NDArray[np.bool_]:
+    """Which samples have more than one value."""
+    present = weights > 0
+    low, high = (np.where(present, values, nothing) for nothing in (np.inf, -np.inf))
+    varies: NDArray[np.bool_] = high.max(axis=1) > low.min(axis=1)
+    return varies

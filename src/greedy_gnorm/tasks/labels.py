@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from greedy_gnorm.data.columns import LabelColumn
-from greedy_gnorm.data.rows import Label
+from greedy_gnorm.data.rows import IGNORED, Label
 from greedy_gnorm.errors import DataError
 
 log = logging.getLogger("greedy_gnorm")
@@ -51,6 +51,37 @@ def map_sets(columns: Sequence[LabelColumn], config: Any, label_map: Mapping[str
         ]
         mapped.append([tuple(float(number in numbers) for number in range(count)) for numbers in sets])
     return mapped
+
+
+def map_tags(columns: Sequence[LabelColumn], config: Any, label_map: Mapping[str, str] | None) -> list[list[Label]]:
+    """Map rows with a label for every word, given as lists or as texts, to tuples of the model's numbers."""
+    known = LabelNames(config, label_map or {})
+    lists = [[value.split() if isinstance(value, str) else value for value in column.values] for column in columns]
+    for column, rows in zip(columns, lists, strict=True):
+        if column.used and not all(isinstance(row, list | tuple) for row in rows):
+            raise DataError("The model predicts a tag for every word: the label column must hold a list in each row.")
+    table = known.table(
+        [
+            (column.names, column.used, [tag for row in rows if isinstance(row, list | tuple) for tag in _given(row)])
+            for column, rows in zip(columns, lists, strict=True)
+        ]
+    )
+    return [
+        [
+            tuple(IGNORED if tag in NO_TAG else table[known.as_text(tag, column.names)] for tag in row)
+            for row in rows
+            if column.used
+        ]
+        for column, rows in zip(columns, lists, strict=True)
+    ]
+
+
+NO_TAG = (IGNORED, str(IGNORED))
+"""How data writes that a word has no tag."""
+
+
+def _given(tags: Sequence[Any]) -> list[Any]:
+    return [tag for tag in tags if tag not in NO_TAG]
 
 
 class LabelNames:

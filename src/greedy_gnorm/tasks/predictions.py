@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from greedy_gnorm.tasks.counts import ratio
 from greedy_gnorm.units import Vector
 
 Numbers = NDArray[Any]
@@ -18,29 +19,32 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True)
 class Predictions:
-    """The labels of rows and what was predicted: numbers of classes, (N,), or 0 and 1 for each class, (N, classes).
+    """The labels of rows and what was predicted: numbers of classes, (N,), or how often each class, (N, classes).
 
-    `probability` is that of each row's prediction; it is empty where a row may have several classes.
+    `probability` is that of each row's prediction, where it has one class. Otherwise `both` is how often a class is
+    predicted rightly, (N, classes).
     """
 
     labels: Numbers
     predicted: Numbers
     probability: Vector = field(default_factory=lambda: np.empty(0))
+    both: Numbers = field(default_factory=lambda: np.empty(0))
 
 
 def class_measures(predictions: Predictions, count: int) -> list[dict[str, float]]:
-    """Precision, recall and F1 of each class, and how many rows have it; 0 where there is nothing to divide by."""
+    """Precision, recall and F1 of each class, and how often it is a label; 0 where there is nothing to divide by."""
     from sklearn.metrics import precision_recall_fscore_support
 
     if predictions.labels.ndim == 1:
         found = precision_recall_fscore_support(
             predictions.labels, predictions.predicted, labels=range(count), average=None, zero_division=0
         )
-        rows = list(zip(*found, strict=True))
     else:
-        columns = zip(predictions.labels.T, predictions.predicted.T, strict=True)
-        each = [precision_recall_fscore_support(*pair, labels=[1], average=None, zero_division=0) for pair in columns]
-        rows = [tuple(part[0] for part in parts) for parts in each]
+        labels, predicted, both = (
+            each.sum(axis=0) for each in (predictions.labels, predictions.predicted, predictions.both)
+        )
+        found = ratio(both, predicted), ratio(both, labels), ratio(2 * both, labels + predicted), labels
+    rows = list(zip(*found, strict=True))
     return [
         {"precision": float(precision), "recall": float(recall), "f1": float(f1), "rows": int(support)}
         for precision, recall, f1, support in rows

@@ -35,6 +35,8 @@ class Task(ABC):
     """Whether each row has one correct class."""
     auto_class: ClassVar[str]
     pipeline: ClassVar[str]
+    has_pipeline: ClassVar[bool] = True
+    """Whether transformers has a pipeline of this name; the hub knows more tasks."""
     format: ClassVar[Format] = SENTENCES
     """The common names of columns in the data of this task."""
     labelled: ClassVar[bool] = True
@@ -43,11 +45,14 @@ class Task(ABC):
     """What a row of the data is."""
     output_names: ClassVar[tuple[str, ...]] = ("logits",)
     """The names of the model's outputs that the task reads."""
-    in_parts: ClassVar[bool] = False
-    """Whether a row may be several rows of batches, so that its prediction is known only from all of them."""
-
+    choices: ClassVar[bool] = False
+    """Whether a row is several sequences, one of which the model chooses: inputs are (rows, choices, tokens)."""
     own_labels: ClassVar[bool] = False
     """Whether rows are always judged by what the unpruned model makes of them; labels of the data are an addition."""
+    tells_agreement: ClassVar[bool] = False
+    """Whether the statistics of a row hold its prediction, so that agreement needs no further pass."""
+    counted: ClassVar[str] = "rows"
+    """What is counted where each class has numbers of its own."""
     library: ClassVar[str] = "transformers"
     """The library that loads a saved model, as the hub names it."""
 
