@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ SMALL = {
     "num_labels": 3,
     "pad_token_id": 0,
 }
+GROUPED = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6, "bos_token_id": 1, "eos_token_id": 2}
+"""Four key/value heads with two query heads each, wider together than the hidden size."""
 FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "bert": {},
     "roberta": {"max_position_embeddings": 49},
@@ -47,20 +50,30 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "albert": {"embedding_size": 12, "num_hidden_layers": 4},
     "albert-groups": {"embedding_size": 12, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2},
     "distilbert": {},
+    "modernbert": {"local_attention": 8, "attention_bias": True},
+    "gpt2": {},
+    "llama": GROUPED,
+    "mistral": {**GROUPED, "sliding_window": 5},
+    "qwen2": GROUPED,
+    "qwen3": GROUPED,
 }
-DISTILBERT_NAMES = {
-    "hidden_size": "dim",
-    "num_hidden_layers": "n_layers",
-    "num_attention_heads": "n_heads",
-    "intermediate_size": "hidden_dim",
+CONFIG_NAMES = {
+    "distilbert": {
+        "hidden_size": "dim",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "intermediate_size": "hidden_dim",
+    },
+    "gpt2": {"intermediate_size": "n_inner"},
 }
+"""What families call these settings, where they have other names."""
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
     """A configuration of a few thousand parameters; `albert-groups` is ALBERT with groups and inner groups."""
     values = {**SMALL, **FAMILY_CONFIGS.get(family, {}), **changes}
-    if family == "distilbert":
-        values = {DISTILBERT_NAMES.get(name, name): value for name, value in values.items()}
+    names = CONFIG_NAMES.get(family, {})
+    values = {names.get(name, name): value for name, value in values.items()}
     return transformers.AutoConfig.for_model(family.removesuffix("-groups"), **values)
 
 
@@ -71,7 +84,47 @@ def tiny_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32, *
         model = transformers.AutoModelForSequenceClassification.from_config(tiny_config(family, **changes))
         for parameter in model.parameters():
             parameter.data += 0.25 * torch.randn_like(parameter)
-    return model.to(dtype).eval()
+    for parameter in model.parameters():  # not buffers: transformers loads the frequencies of rotations in float32
+        parameter.data = parameter.data.to(dtype)
+    return model.eval()
+
+
+ROUNDED = ("modernbert", "llama", "mistral", "qwen2", "qwen3")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def exact_in_float64() -> Iterator[None]:
+    """Norms, rotations and softmax in float64 where a model is: transformers takes them in float32 even then."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ROUNDED:
+            module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+            norm = getattr(module, f"{name.capitalize()}RMSNorm", None)
+            if norm is not None:
+                patch.setattr(norm, "forward", exact(norm.forward, 1, normalise))
+            patch.setattr(module, "eager_attention_forward", exact(module.eager_attention_forward, 1, attend))
+        modernbert, llama = (importlib.import_module(f"transformers.models.{n}.modeling_{n}") for n in ROUNDED[:2])
+        rotate = exact(modernbert.apply_rotary_pos_emb, 0, llama.apply_rotary_pos_emb)
+        patch.setattr(modernbert, "apply_rotary_pos_emb", rotate)
+        yield
+
+
+def exact(rounded: Callable[..., Any], place: int, own: Callable[..., Any]) -> Callable[..., Any]:
+    """The function `own` where the argument at this place is in float64, else transformers' function."""
+
+    def choose(*arguments: Any, **options: Any) -> Any:
+        return (own if arguments[place].dtype == torch.float64 else rounded)(*arguments, **options)
+
+    return choose
+
+
+def normalise(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+    return norm.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+
+
+def attend(module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, **options: Any) -> tuple[Any, Any]:
+    k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], dim=1) if each.shape[1] else each for each in (k, v))
+    weights = (q @ k.mT * scaling + (0 if mask is None else mask)).softmax(-1)
+    return (weights @ v).transpose(1, 2), weights
 
 
 def tiny_batch(rows: int = 5, seed: int = 0, labels: int = 3, longest: int = 12) -> dict[str, torch.Tensor]:

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.model.gates import gates
 from greedy_gnorm.model.modes import evaluating
-from greedy_gnorm.model.sites import Sites, find_sites
+from greedy_gnorm.model.sites import Site, Sites, find_sites
 from greedy_gnorm.passes.layers import outputs
 from greedy_gnorm.units import as_matrix
 
@@ -44,6 +45,25 @@ def unpadded(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     return rows
 
 
+def rows_of(site: Site, name: str, gradient: bool = False) -> list[torch.Tensor]:
+    """For each unit that is left, the rows of a part in the weight of its map (or in the weight's gradient)."""
+    linear_map = next(each for each in site.layout["inputs"] if name in each["parts"])
+    linear = site.inputs[linear_map["path"]]
+    weight = linear.weight.grad if gradient else linear.weight.detach()
+    weight = weight.mT if isinstance(linear, Conv1D) else weight
+    count, size = len(site.survivors), site.sizes[name]
+    before = linear_map["parts"][: linear_map["parts"].index(name)]  # fused: all units of these parts come first
+    start = count * sum(site.sizes[part] for part in before)
+    return [weight[start + unit * size : start + (unit + 1) * size] for unit in range(count)]
+
+
+def columns_of(site: Site, gradient: bool = False) -> list[torch.Tensor]:
+    """For each unit that is left, its columns in the weight of the output map (or in the weight's gradient)."""
+    weight = site.output.weight.grad if gradient else site.output.weight.detach()
+    weight = weight.mT if isinstance(site.output, Conv1D) else weight
+    return list(weight.split(site.output_size, dim=1)) if site.survivors else []
+
+
 def slow_gradient_norms(
     model: Any, batches: list[dict[str, torch.Tensor]], objective: str = "logit-norm"
 ) -> np.ndarray:
@@ -64,9 +84,8 @@ def slow_gradient_norms(
             value.backward()
             for site in sites:
                 for place, name in enumerate(("q", "k", "v")):
-                    linear, size = site.inputs[site.parts[name]], site.sizes[name]
-                    for position, head in enumerate(site.survivors):
-                        block = linear.weight.grad[position * size : (position + 1) * size]
+                    blocks = rows_of(site, name, gradient=True) if site.survivors else []
+                    for head, block in zip(site.survivors, blocks, strict=True):
                         sums[place, site.index, head] += float(block.double().norm())
             count += 1
     model.zero_grad()

@@ -16,7 +16,7 @@ from greedy_gnorm.deployment import hub
 from greedy_gnorm.deployment.speed import torch_latencies
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import check_format
-from greedy_gnorm.model.modes import gradient_mode_restored
+from greedy_gnorm.model.modes import convert, gradient_mode_restored
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import row_statistics, tested
 from greedy_gnorm.passes.predictions import MOST_EXAMPLES, compared_predictions
@@ -231,4 +231,4 @@ def recovery_of(journal: Journal, model: Any, tokenizer: Any, settings: Settings
         )
     device = device_for(settings)
     rows = {CALIBRATION: sets[CALIBRATION].to(device)}
-    return recovery_for(method, copy.deepcopy(model).to(device, dtype_for(model, settings)), rows)
+    return recovery_for(method, convert(copy.deepcopy(model), device, dtype_for(model, settings)), rows)

@@ -11,12 +11,14 @@ import torch
 import transformers
 from conftest import tiny_batch, tiny_config, tiny_model
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 import greedy_gnorm as gg
 from greedy_gnorm.model.checkpoint import save
 from greedy_gnorm.model.gates import gates
-from greedy_gnorm.model.sites import Sites, find_sites
+from greedy_gnorm.model.sites import Sites, features, find_sites
 from greedy_gnorm.model.surgery import as_plain, dense, fill_empty_sites, remove
+from greedy_gnorm.scores.baselines import out_by_in
 from greedy_gnorm.units import Unit
 
 CUTS = {
@@ -95,7 +97,7 @@ def test_removed_neurons_equal_gated_equal_reloaded(family, cut, attention, dtyp
     assert torch.equal(logits(loaded), removed)
     assert type(loaded) is type(model)
     assert find_sites(loaded).removed() == sites.removed()
-    widths = [site.output.in_features for site in find_sites(loaded) if site.kind == "ffn"]
+    widths = [features(site.output)[0] for site in find_sites(loaded) if site.kind == "ffn"]
     assert widths == [len(site.survivors) for site in sites if site.kind == "ffn"]
 
 
@@ -143,29 +145,45 @@ def test_unknown_units_are_refused():
         find_sites(tiny_model("bert"), "neurons")
 
 
+def turned(linear, weight):
+    """A weight with its outputs as rows."""
+    return weight.mT if isinstance(linear, Conv1D) else weight
+
+
 def test_weights_are_really_cut_and_bookkeeping_is_true(family):
     model = tiny_model(family)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     site = find_sites(model, "heads")[0]
     gg.remove_heads(model, {0: [1, 3]})
     site = find_sites(model, "heads")[0]
-    size = site.output_size
-    rows = [*range(size), *range(2 * size, 3 * size)]
     names = {id(module): name for name, module in model.named_modules()}
-    for linear in site.inputs.values():
-        assert torch.equal(linear.weight, before[f"{names[id(linear)]}.weight"][rows])
-        assert torch.equal(linear.bias, before[f"{names[id(linear)]}.bias"][rows])
-        assert linear.out_features == len(rows)
-    output = names[id(site.output)]
-    assert torch.equal(site.output.weight, before[f"{output}.weight"][:, rows])
-    assert torch.equal(site.output.bias, before[f"{output}.bias"])
-    assert site.output.in_features == len(rows)
-    counted = {path: operator.attrgetter(path)(site.module) for path in site.layout["follow"]}
-    assert sorted(counted.values()) == [2, len(rows)]
+
+    def kept(width):
+        """The channels of the units 0 and 2 among four, written out."""
+        return [*range(width), *range(2 * width, 3 * width)]
+
+    for path, linear in site.inputs.items():
+        parts = [part for part, at in site.parts.items() if at == path]
+        start, rows = 0, []
+        for part in parts:
+            rows += [start + row for row in kept(site.sizes[part])]
+            start += 4 * site.sizes[part]
+        assert torch.equal(out_by_in(linear), turned(linear, before[f"{names[id(linear)]}.weight"])[rows])
+        if linear.bias is not None:
+            assert torch.equal(linear.bias, before[f"{names[id(linear)]}.bias"][rows])
+        assert features(linear)[1] == len(rows)
+    output, columns = names[id(site.output)], kept(site.output_size)
+    assert torch.equal(out_by_in(site.output), turned(site.output, before[f"{output}.weight"])[:, columns])
+    if site.output.bias is not None:
+        assert torch.equal(site.output.bias, before[f"{output}.bias"])
+    assert features(site.output)[0] == len(columns)
+    for path, what in site.layout["follow"].items():
+        expected = 2 if what == "units" else 2 * site.sizes[what]
+        assert operator.attrgetter(path)(site.module) == expected
     assert model.config.pruned_heads == {0: [1, 3]}
     assert site.survivors == [0, 2]
-    kept = sum(parameter.numel() for parameter in model.parameters())
-    assert sum(p.numel() for p in before.values()) - kept == 2 * site.unit_cost().parameters
+    left = sum(parameter.numel() for parameter in model.parameters())
+    assert sum(p.numel() for p in before.values()) - left == 2 * site.unit_cost().parameters
 
 
 def test_numbers_stay_original_in_later_cuts(family):
@@ -250,8 +268,8 @@ def test_albert_has_a_site_per_parameter_group():
 def test_other_models_are_refused_by_name():
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    config = AutoConfig.for_model("gpt2", n_embd=16, n_layer=1, n_head=2, vocab_size=20)
-    with pytest.raises(gg.UnsupportedModel, match=r"'gpt2'.*bert, roberta"):
+    config = AutoConfig.for_model("openai-gpt", n_embd=16, n_layer=1, n_head=2, vocab_size=20)
+    with pytest.raises(gg.UnsupportedModel, match=r"'openai-gpt'.*bert, roberta"):
         find_sites(AutoModelForSequenceClassification.from_config(config), "heads")
     with pytest.raises(gg.UnsupportedModel, match="Linear without a model_type"):
         find_sites(nn.Linear(2, 2), "heads")

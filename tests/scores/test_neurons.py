@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_batch, tiny_model
-from twins import unpadded
+from twins import columns_of, rows_of, unpadded
 
 import greedy_gnorm as gg
 from greedy_gnorm.model.sites import find_sites
@@ -59,10 +59,12 @@ def norms_of(model):
         logits.square().sum().sqrt().backward()
         found = []
         for site in sites:
-            (first,) = site.inputs.values()
-            rows = first.weight.grad.norm(dim=1) if site.survivors else torch.zeros(0)
-            columns = site.output.weight.grad.norm(dim=0) if site.survivors else torch.zeros(0)
-            found.append(np.stack([rows.numpy(), columns.numpy()]))
+            both = [], []
+            if site.survivors:
+                parts = (rows_of(site, part, gradient=True) for part in site.parts)
+                both = zip(*parts, strict=True), columns_of(site, gradient=True)
+            rows, columns = ([float(torch.cat([*each]).norm()) for each in part] for part in both)
+            found.append(np.stack([rows, columns]))
         totals = found if totals is None else [a + b for a, b in zip(totals, found, strict=True)]
         count += 1
     model.zero_grad()
@@ -115,8 +117,9 @@ def test_gate_scores_of_neurons(model):
 def test_magnitude_and_random_of_neurons(model):
     expected = []
     for site in find_sites(model, "ffn"):
-        (first,) = site.inputs.values()
-        expected.append((first.weight.square().sum(1) + site.output.weight.square().sum(0)).sqrt().detach().numpy())
+        columns = [each.T for each in columns_of(site)]
+        blocks = zip(*(rows_of(site, part) for part in site.parts), columns, strict=True)
+        expected.append([float(torch.cat(each).norm()) for each in blocks])
     check(model, gg.score(model, BATCHES, score="magnitude", units="ffn"), expected)
     draws = gg.score(model, BATCHES, score="random", units="both", seed=3)
     assert len({value for vector in draws.vectors for value in vector[~np.isnan(vector)]}) == len(draws.units())

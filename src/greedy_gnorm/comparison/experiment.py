@@ -19,6 +19,7 @@ from greedy_gnorm.data.rows import Row
 from greedy_gnorm.data.sets import calibration_batches, compared_rows, warn_of_few_rows
 from greedy_gnorm.data.splits import sampled, warn_of_overlap
 from greedy_gnorm.errors import DataError
+from greedy_gnorm.model.modes import convert
 from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes.calibration import Calibration
@@ -279,7 +280,7 @@ def _bench(
             pool, rows = compared_rows(task, tokenizer, data, eval_data, given, needs_labels=labels)
     warn_of_overlap([row.words for row in pool], [row.words for row in rows])
     device = device_for(given)
-    sites = find_sites(copy.deepcopy(model).to(device, dtype_for(model, given)), units)
+    sites = find_sites(convert(copy.deepcopy(model), device, dtype_for(model, given)), units)
     evaluation = encode(rows, model, tokenizer, task, given, "evaluation").to(device)
     if is_first():
         warn_of_few_rows(evaluation.rows)

@@ -112,7 +112,11 @@ def longest_input(model: nn.Module, tokenizer: Any) -> int:
 
 def longest_sentence(model: nn.Module) -> int:
     """The largest number of tokens that the model accepts."""
-    positions: Any = next(module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    found = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    positions: Any = next(found, None)
+    if positions is None:  # positions are rotations, or the embeddings have another name
+        config: Any = model.config
+        return int(config.max_position_embeddings)
     # RoBERTa's positions start after that of the padding token
     start = 0 if positions.padding_idx is None else positions.padding_idx + 1
     return int(positions.num_embeddings) - start

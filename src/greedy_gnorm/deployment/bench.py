@@ -19,7 +19,7 @@ from greedy_gnorm.deployment.export import check_installed, missing_packages, on
 from greedy_gnorm.deployment.pair import Pair, load_pair
 from greedy_gnorm.deployment.speed import timed
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.model.modes import evaluating
+from greedy_gnorm.model.modes import convert, evaluating
 from greedy_gnorm.passes.speed import Runner, multiplications, possible, random_inputs, torch_runner
 from greedy_gnorm.pruning.run import Run
 from greedy_gnorm.records.files import write_json, write_text, writing_to
@@ -136,7 +136,9 @@ def _available(runtimes: Sequence[str] | None) -> tuple[list[str], list[str]]:
 def _measured(
     pair: Pair, shapes: Sequence[tuple[int, int]], runtimes: Sequence[str], threads: Sequence[int], seconds: float
 ) -> Iterator[Latency]:
-    models = [copy.deepcopy(model).to("cpu", torch.float32).eval() for model in (pair.before, pair.after)]
+    models = [
+        convert(copy.deepcopy(model), torch.device("cpu"), torch.float32).eval() for model in (pair.before, pair.after)
+    ]
     promised = {
         length: multiplications(models[0], length) / multiplications(models[1], length)
         for length in dict.fromkeys(length for _, length in shapes)

@@ -96,9 +96,52 @@ def set_units(site: nn.Module, layout: dict[str, Any], count: int, change: Chang
                 new = change(linear, name, dim, linear_map)
                 setattr(linear, name, nn.Parameter(new, requires_grad=parameter.requires_grad))
         setattr(linear, attribute, width)
+        if transposed and side == "in":
+            linear.__class__ = Conv1D if width else OnlyBias
+    if layout.get("cached"):
+        _set_class(site, layout, headless=not count)
     for path, what in layout["follow"].items():
         owner, _, name = path.rpartition(".")
         setattr(site.get_submodule(owner), name, count * (1 if what == "units" else layout["sizes"][what]))
+
+
+class OnlyBias(Conv1D):  # type: ignore[misc]
+    """A Conv1D without inputs, which transformers' own can't run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias: Tensor = self.bias
+        return bias.expand(*x.shape[:-1], -1)
+
+
+class Headless(nn.Module):
+    """A mixin for the attention of a decoder without heads: it returns the bias of its output map.
+
+    The cache for generation gets a zero for each token: transformers reads there how many tokens it has seen.
+    """
+
+    output_path: str
+    layer_idx: int
+
+    def forward(
+        self, hidden_states: Tensor, *arguments: Any, past_key_values: Any = None, **options: Any
+    ) -> tuple[Tensor, None]:
+        if past_key_values is not None:
+            zeros = hidden_states.new_zeros(hidden_states.shape[0], 1, hidden_states.shape[1], 1)
+            past_key_values.update(zeros, zeros, self.layer_idx)
+        return self.get_submodule(self.output_path)(hidden_states[..., :0]), None
+
+
+@functools.cache
+def headless_class(plain_class: Any, output_path: str) -> Any:
+    """The version without heads of an attention class of transformers."""
+    names = {"__module__": __name__, "output_path": output_path}
+    return type(f"Headless{plain_class.__name__}", (Headless, plain_class), names)
+
+
+def _set_class(site: nn.Module, layout: dict[str, Any], *, headless: bool) -> None:
+    """Change the class of an attention module with a cache when its last head goes, and back when it gets heads."""
+    plain_class = next(each for each in type(site).__mro__ if not issubclass(each, Headless))
+    site.__class__ = headless_class(plain_class, layout["output"]["path"]) if headless else plain_class
 
 
 def keep_units(
@@ -126,6 +169,9 @@ class Pruned(nn.Module):
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
         shrink(self, config)
+
+    def _get_static_cache_init_shape(self) -> None:
+        """A static cache takes its shapes from the layers, which differ, not from the configuration."""
 
 
 def shrink(model: Any, config: Any) -> None:

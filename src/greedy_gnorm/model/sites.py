@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from greedy_gnorm.errors import GnormError, UnsupportedModel
-from greedy_gnorm.model.families import FAMILIES, Family, SiteRow
+from greedy_gnorm.model.families import FAMILIES, RETURNED, Family, SiteRow
 from greedy_gnorm.model.modeling_pruned import RECORDS, unit_channels
 from greedy_gnorm.settings import Savings
 from greedy_gnorm.units import ATTENTION, KINDS, UNIT_WORDS, Cost, SiteInfo, Unit, Vector, by_site
@@ -22,12 +22,19 @@ UNIT_PLURALS = {"heads": "attention heads", "ffn": "feed-forward neurons", "both
 """What `--units` selects, in words."""
 
 
+class Sum(NamedTuple):
+    """Where a site's output plus the residual can be read: what a module receives, or what the layer returns."""
+
+    module: nn.Module
+    returned: bool
+
+
 @dataclass(eq=False)
 class Site:
     """A module that units can be removed from: its linear maps, its units in original numbering, its applications.
 
-    `number` counts the sites of one kind, as configurations do; `layout` is the family's row as plain values. `sum`
-    receives the output plus the residual. `version` changes with the weights that are left.
+    `number` counts the sites of one kind, as configurations do; `layout` is the family's row as plain values. `sum` is
+    where the output plus the residual can be read. `version` changes with the weights that are left.
     """
 
     index: int
@@ -38,7 +45,7 @@ class Site:
     layout: dict[str, Any]
     survivors: list[int]
     applications: int
-    sum: nn.Module | None = None
+    sum: Sum | None = None
     gate: tuple[float, ...] | None = None  # the factors on the surviving units while gates are set
     version: int = 0
 
@@ -100,8 +107,8 @@ class Site:
         if linear_map["parts"] == [name]:
             return outputs
         channels = unit_channels(linear_map, len(self.survivors), dict(self.sizes))[name]
-        places = torch.tensor([channel for unit in channels for channel in unit], device=outputs.device)
-        return outputs.index_select(-1, places)
+        places = torch.tensor([channel for unit in channels for channel in unit], dtype=torch.long)
+        return outputs.index_select(-1, places.to(outputs.device))
 
     def unit_cost(self, tokens: float | None = None, squares: float | None = None) -> Cost:
         """The cost that removing a unit saves; multiplications are for one row with this many tokens.
@@ -234,7 +241,7 @@ def find_sites(model: nn.Module, units: str = "both") -> Sites:
                 survivors = [unit for unit in range(layout["units"]) if unit not in missing]
                 site = Site(
                     len(sites), counts[row.kind], prefix + name, layer, module, layout, survivors,
-                    row.applications(config, position), _sum_module(base, row, position),
+                    row.applications(config, position), _sum(base, family, row, position),
                 )  # fmt: skip
                 _check_widths(site)
                 sites.append(site)
@@ -252,12 +259,14 @@ def _matches(base: nn.Module, row: SiteRow) -> dict[tuple[int, ...], tuple[str, 
     }
 
 
-def _sum_module(base: nn.Module, row: SiteRow, position: tuple[int, ...]) -> nn.Module | None:
-    """The module that receives the site's output plus the residual, where the family says which."""
-    if row.sum_at is None:
+def _sum(base: nn.Module, family: Family, row: SiteRow, position: tuple[int, ...]) -> Sum | None:
+    """Where the site's output plus the residual can be read, if the family says so."""
+    returned = row.sum_at == RETURNED
+    path = family.layer if returned else row.sum_at
+    if path is None:
         return None
     numbers = iter(position)
-    return base.get_submodule(re.sub(r"\*", lambda _: str(next(numbers)), row.sum_at))
+    return Sum(base.get_submodule(re.sub(r"\*", lambda _: str(next(numbers)), path)), returned)
 
 
 def _layers(base: nn.Module, family: Family, sites: Sequence[Site]) -> list[Layer]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from torch import Tensor, nn
 
 from greedy_gnorm.errors import GnormError
@@ -75,20 +76,28 @@ def dense(model: Any) -> Any:
 def as_plain(model: Any) -> Any:
     """A copy of a pruned model as an ordinary one of its class with narrower layers; None if the class has no such.
 
-    All feed-forwards must have the same number of neurons, and no head may be removed.
+    All feed-forwards must have the same number of neurons. All layers must have the same number of key/value heads;
+    where the size of a head is not in the configuration, none may be removed.
     """
     narrow = copy.deepcopy(model)
     sites = find_sites(narrow)
-    rows = {row.kind: row for row in sites.family.sites}
-    for kind in {site.kind for site in sites}:
-        widths = {len(site.survivors) for site in sites if site.kind == kind}
-        attribute = rows[kind].plain_width
-        if all(len(site.survivors) == site.total for site in sites if site.kind == kind):
+    changes: dict[str, int] = {}
+    for row in sites.family.sites:
+        counts = {len(site.survivors) for site in sites if site.kind == row.kind}
+        if counts == {row.units(narrow.config)}:
             continue
-        if attribute is None or len(widths) > 1 or 0 in widths:
+        if row.plain is None or len(counts) > 1 or 0 in counts:
             return None
-        setattr(_own_config(narrow), attribute, widths.pop())
+        changes |= row.plain(narrow.config, counts.pop())
     _use_plain_class(narrow)
+    for name, value in changes.items():
+        setattr(narrow.config, name, value)
+    try:
+        type(narrow.config).from_dict(narrow.config.to_dict())
+    except (
+        StrictDataclassClassValidationError
+    ):  # Llama requires a hidden size that is a multiple of the number of heads
+        return None
     return narrow.eval()
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.modes import evaluating, frozen
-from greedy_gnorm.model.sites import Site, Sites
+from greedy_gnorm.model.sites import Site, Sites, Sum
 from greedy_gnorm.passes.layers import replace_forward
 from greedy_gnorm.tasks.task import task_of
 
@@ -113,7 +113,7 @@ class Calibration:
             stack.enter_context(frozen(model))
             stack.enter_context(torch.enable_grad())
             for each in self.original:
-                stack.enter_context(_before(_sum_of(each), _requiring_gradient(sums[each.index])))
+                stack.enter_context(_at_sum(each, _requiring_gradient(sums[each.index])))
             outputs = task_of(model).outputs(model, batch)
             values = outputs * _signs(outputs, batch, self.batches.seed)
             tensors = [tensor for found in sums for tensor in found]
@@ -146,12 +146,12 @@ class Calibration:
 
     @cached_property
     def layers_end_with_sums(self) -> bool:
-        """Whether the output of each layer is what its last site's sum is turned into, as in post-norm models."""
+        """Whether each layer returns its last site's sum, as pre-norm models do, or what its last norm makes of it."""
         sums: list[Tensor] = []
         ends: list[Tensor] = []
         with ExitStack() as stack, evaluating(self.original.model), torch.no_grad():
             for layer in self.original.layers:
-                stack.enter_context(_after(_sum_of(layer.sites[-1]), sums.append))
+                stack.enter_context(_after(_sum_of(layer.sites[-1]).module, sums.append))
                 stack.enter_context(_after(layer.module, ends.append))
             self.original.model(**self.batches.items[0].inputs)
         return all(total is end for total, end in zip(sums, ends, strict=True))
@@ -208,8 +208,9 @@ def _through_layers(sites: Sites, calibration: Calibration) -> Iterator[tuple[Si
 
 def _end_of_layer(site: Site, batch: Batch, hidden: Tensor, sample: Sample) -> Tensor:
     """The output of a layer from what its last site receives; padding, which nothing reads, is zero."""
-    result = torch.zeros_like(hidden)
-    result[batch.real_tokens().bool()] = _sum_of(site)(site.output(sample.inputs) + sample.residuals)
+    result, place = torch.zeros_like(hidden), _sum_of(site)
+    total = site.output(sample.inputs) + sample.residuals
+    result[batch.real_tokens().bool()] = total if place.returned else place.module(total)
     return result
 
 
@@ -228,10 +229,12 @@ def _layer_sample(sites: Sites, site: Site, place: int, batch: Batch, hidden: Te
         raise _Stop
 
     def run(hidden: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
-        with replace_forward(site.output, nothing), _before(_sum_of(site), stop):
-            return layer(hidden)
+        with replace_forward(site.output, nothing), nullcontext() if returned else _at_sum(site, stop):
+            result = layer(hidden)
+        stop(result)  # not reached if a module has received the sum
+        return result
 
-    sums_width = hidden.shape[-1]
+    sums_width, returned = hidden.shape[-1], _sum_of(site).returned
     with suppress(_Stop):
         _run_layer(sites, place, batch, hidden, run)
     return Sample(_rows(batch, inputs), _rows(batch, sums))
@@ -264,9 +267,15 @@ def _run_layer(
     return result[0]
 
 
-def _sum_of(site: Site) -> nn.Module:
+def _sum_of(site: Site) -> Sum:
     assert site.sum is not None
     return site.sum
+
+
+def _at_sum(site: Site, record: Callable[[Tensor], None]) -> AbstractContextManager[None]:
+    """Record every sum of a site's output and the residual."""
+    place = _sum_of(site)
+    return _after(place.module, record) if place.returned else _before(place.module, record)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.model.gates import gates
@@ -34,7 +35,10 @@ from greedy_gnorm.units import ATTENTION, FFN, Matrix, Unit, Vector
 PROJECTIONS = ("q", "k", "v")
 """The parts of a head whose gradients the paper uses."""
 NORMS = {ATTENTION: PROJECTIONS, FFN: ("row", "column")}
-"""The weights of a unit whose gradients are used; for a neuron, its row of the first map and column of the second."""
+"""The weights of a unit whose gradients are used; for a neuron, its row of the first map and column of the second.
+
+The query of a unit is that of all its query heads, and the row of a gated neuron is that of all its input maps.
+"""
 
 
 def gradient_norms(sites: Sites, batches: Batches, objective: Objective) -> dict[str, list[Vector]]:
@@ -80,34 +84,46 @@ def _neuron_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_
     A neuron's column of the second map has the gradient a^T g, with a the neuron's output and g the gradient of the
     map's result: the same form as its row, X^T g, with the two factors exchanged.
     """
-    (path,) = trace.site.inputs
-    count = len(trace.outputs[path])
-    rows = Inputs(trace.inputs[path], mask), concat_along_time(gradients[:count])
-    columns = Inputs(gradients[count:], mask), concat_along_time(trace.outputs[CONTEXT]).detach()
-    norms = []
-    for inputs, gradient in (rows, columns):
+
+    def norms(inputs: Inputs, gradient: Tensor) -> Tensor:
         length, width = inputs.rows.shape[1:]
         outputs = gradient.shape[-1]
         gram = gram_allowed and length * (width + outputs) < width * outputs
-        norms.append(unit_norms(inputs, gradient.to(inputs.rows.dtype), 1, gram=gram))
-    return torch.stack(norms)
+        return unit_norms(inputs, gradient.to(inputs.rows.dtype), 1, gram=gram)
+
+    site = trace.site
+    by_path, results = _gradients_by_path(trace, gradients)
+    shared = _SharedInputs(mask)
+    rows = [
+        norms(shared.of(trace.inputs[path]), site.part(name, concat_along_time(by_path[path])))
+        for name, path in site.parts.items()
+    ]
+    row = rows[0] if len(rows) == 1 else torch.linalg.vector_norm(torch.stack(rows), dim=0)
+    column = norms(Inputs(results, mask), concat_along_time(trace.outputs[CONTEXT]).detach())
+    return torch.stack([row, column])
 
 
 def _head_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_allowed: bool) -> Tensor:
     """The norms at one site of heads, (3, B, survivors), from the gradients of the outputs of its input maps."""
-    site, remaining = trace.site, iter(gradients)
-    by_path = {path: [next(remaining) for _ in trace.outputs[path]] for path in site.inputs}
-    shared: dict[int, Inputs] = {}  # linear maps with the same input share its Gram matrix
+    site = trace.site
+    by_path, _ = _gradients_by_path(trace, gradients)
+    shared = _SharedInputs(mask)
     norms = []
     for name in PROJECTIONS:
         path, size = site.parts[name], site.sizes[name]
-        applications = trace.inputs[path]
-        inputs = shared.setdefault(applications[0].data_ptr(), Inputs(applications, mask))
+        inputs = shared.of(trace.inputs[path])
         gradient = site.part(name, concat_along_time(by_path[path]).to(inputs.rows.dtype))
         width = size * len(site.survivors)
         gram = gram_allowed and gram_is_cheaper(inputs.rows.shape[1], inputs.rows.shape[2], width)
         norms.append(unit_norms(inputs, gradient, size, gram=gram))
     return torch.stack(norms)
+
+
+def _gradients_by_path(trace: Trace, gradients: Sequence[Tensor]) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
+    """The gradients of the outputs of each input map, and those that follow them."""
+    remaining = iter(gradients)
+    by_path = {path: [next(remaining) for _ in trace.outputs[path]] for path in trace.site.inputs}
+    return by_path, list(remaining)
 
 
 NORMS_AT = {ATTENTION: _head_norms, FFN: _neuron_norms}
@@ -140,6 +156,17 @@ class Inputs:
             real = self._mask if known else self._mask.new_ones(len(self.rows), tokens)
             self._gram = CentredGram(self.rows, real.to(self.rows.dtype), self._count)
         return self._gram
+
+
+class _SharedInputs:
+    """The inputs of several linear maps: those with the same input share its Gram matrix."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self._mask = mask
+        self._known: dict[int, Inputs] = {}
+
+    def of(self, applications: Sequence[Tensor]) -> Inputs:
+        return self._known.setdefault(applications[0].data_ptr(), Inputs(applications, self._mask))
 
 
 class CentredGram:
@@ -228,16 +255,19 @@ def map_gradients(
 
 
 def gradient_change(sites: Sites, batches: Batches, objective: Objective, head: Unit) -> list[Matrix]:
-    """The change of every site's query gradient when this head is removed, averaged over blocks of the head size."""
+    """The change of every site's query gradient when this head is removed, averaged over blocks of the head size.
+
+    A block is as high as all queries of a unit, and about as wide as a head.
+    """
     gate = torch.tensor([0.0 if index == head.index else 1.0 for index in sites[head.site].survivors])
     before = _mean_query_gradients(sites, batches, objective)
     with gates(sites, {head.site: gate}):
         after = _mean_query_gradients(sites, batches, objective)
-    return [_block_means(new - old, site.sizes["q"]) for site, new, old in zip(sites, after, before, strict=True)]
+    return [_block_means(site, new - old) for site, new, old in zip(sites, after, before, strict=True)]
 
 
 def _mean_query_gradients(sites: Sites, batches: Batches, objective: Objective) -> list[Tensor]:
-    """The gradient of the mean objective with respect to each site's query weight, (D, d) per site."""
+    """The gradient of the mean objective with respect to the weights of each site's queries, (D, d) per site."""
     weights = [weight_of(site.inputs[site.parts["q"]]) for site in sites]
     totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
     with frozen(sites.model):
@@ -246,11 +276,14 @@ def _mean_query_gradients(sites: Sites, batches: Batches, objective: Objective) 
         for batch in batches:
             for total, gradient in zip(totals, backward(sites.model, batch, objective, lambda: weights), strict=True):
                 total += gradient.double() / batches.rows
-    return totals
+    stored = [isinstance(site.inputs[site.parts["q"]], Conv1D) for site in sites]  # as (inputs, outputs)
+    by_output = [total if transposed else total.mT for total, transposed in zip(totals, stored, strict=True)]
+    return [site.part("q", total).mT for site, total in zip(sites, by_output, strict=True)]
 
 
-def _block_means(matrix: Tensor, size: int) -> Matrix:
-    rows, columns = (length // size for length in matrix.shape)
-    blocks = matrix.view(rows, size, columns, size).mean((1, 3))
-    pooled: Matrix = blocks.cpu().numpy()
+def _block_means(site: Site, matrix: Tensor) -> Matrix:
+    width = matrix.shape[1]
+    by_unit = matrix.reshape(len(site.survivors), site.sizes["q"], width).mean(1)
+    blocks = by_unit.tensor_split(max(width // site.sizes["k"], 1), dim=1)
+    pooled: Matrix = torch.stack([block.mean(1) for block in blocks], dim=1).cpu().numpy()
     return pooled

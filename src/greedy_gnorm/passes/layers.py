@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification
 
 from greedy_gnorm.data.batches import Batch
 from greedy_gnorm.model.modes import frozen
-from greedy_gnorm.model.sites import Layer, Site, Sites
+from greedy_gnorm.model.sites import Layer, Site, Sites, family_of
 from greedy_gnorm.passes.cache import CachedPass, cache_of
 from greedy_gnorm.tasks.objectives import LOGITS, Objective
 from greedy_gnorm.tasks.task import task_of
@@ -263,13 +263,14 @@ def first_token_only(sites: Sites) -> Iterator[None]:
 
 
 def reads_first_token(model: nn.Module) -> bool:
-    """Whether this is one of transformers' own classifiers, all of which read only the first token."""
+    """Whether this is one of transformers' own classifiers, of a family where they read only the first token."""
     config: Any = model.config
     own: Any = AutoModelForSequenceClassification._model_mapping.get(type(config), None)
     heads = [part for name, part in model.named_children() if part is not getattr(model, "base_model", None)]
     known = ("transformers.models.", "torch.nn.")
     return (
         own is not None
+        and family_of(config).first_token(config)
         and type(model).forward is own.forward
         and all(type(part).__module__.startswith(known) for part in heads)
         and not getattr(config, "chunk_size_feed_forward", 0)

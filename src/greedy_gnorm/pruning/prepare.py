@@ -26,6 +26,7 @@ from greedy_gnorm.data.sets import (
 )
 from greedy_gnorm.errors import DataError, GnormError, UnsupportedModel
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
+from greedy_gnorm.model.modes import convert
 from greedy_gnorm.model.sites import UNIT_PLURALS, Sites, find_sites
 from greedy_gnorm.passes.calibration import Calibration
 from greedy_gnorm.passes.evaluation import LABELS, with_drawn_labels, with_predictions
@@ -201,7 +202,7 @@ def working_copy(model: Any, source: Any, given: Settings) -> Any:
     """The copy to score and prune: on one device, or loaded again across several devices and the disk."""
     dtype = dtype_for(model, given)
     if given.device_map is None:
-        return copy.deepcopy(model).to(device_for(given), dtype)
+        return convert(copy.deepcopy(model), device_for(given), dtype)
     if not isinstance(source, str | Path):
         raise GnormError("device_map requires the model's folder or name, because weights are loaded piece by piece.")
     if importlib.util.find_spec("accelerate") is None:
@@ -226,7 +227,7 @@ def on_device(model: Any, given: Settings) -> Any:
     """The model on the device and in the precision of the settings: itself if it is there already, else a copy."""
     device, dtype = device_for(given), dtype_for(model, given)
     first = next(model.parameters())
-    return model if (first.device, first.dtype) == (device, dtype) else copy.deepcopy(model).to(device, dtype)
+    return model if (first.device, first.dtype) == (device, dtype) else convert(copy.deepcopy(model), device, dtype)
 
 
 def savings_for(given: Settings) -> Savings:

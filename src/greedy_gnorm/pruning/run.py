@@ -10,6 +10,7 @@ from typing import Any
 
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import weights_fingerprint
+from greedy_gnorm.model.modes import convert
 from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.model.sizes import Counts, module_counts
 from greedy_gnorm.model.surgery import remove
@@ -63,9 +64,9 @@ def at_step(
     remove(find_sites(pruned, units), gone)
     if recovery is not None and gone:
         stored, worked = next(model.parameters()), next(recovery.calibration.original.model.parameters())
-        pruned = pruned.to(worked.device, worked.dtype)
+        convert(pruned, worked.device, worked.dtype)
         recovery(find_sites(pruned))
-        pruned = pruned.to(stored.device, stored.dtype)
+        convert(pruned, stored.device, stored.dtype)
     return pruned.eval()
 
 

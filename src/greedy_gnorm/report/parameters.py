@@ -45,8 +45,9 @@ def _models_of_run(journal: Journal, *, trust_remote_code: bool) -> tuple[Any, A
     removed = removed_by(journal.steps[: int(journal.header["result"]["solution"]) + 1])
     widths = {site.kind: site.units for site in sites_of(journal.header)}
     for row in family_of(config).sites:
-        if row.kind in widths and row.plain_width is not None:  # a uniform result has its own width there
-            setattr(config, row.plain_width, widths[row.kind])
+        if row.kind in widths and row.plain is not None:  # a uniform result has its own width there
+            for name, value in row.plain(config, widths[row.kind]).items():
+                setattr(config, name, value)
     models = _unpruned(config), _unpruned(config)
     for model, units in zip(models, (gone, [*gone, *removed]), strict=True):
         remove(find_sites(model, units_of(journal.header)), units)

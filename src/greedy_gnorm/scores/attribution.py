@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     many_passes=True,
 )
 def attribution(sites: Sites, batches: Batches, objective: Objective, *, steps: int = 20) -> Scores:
-    """The mean over sentences of the largest entry of the head's attribution map, summed over applications."""
+    """The mean over sentences of the largest entry of the head's attribution map, summed over applications.
+
+    Query heads that share a key and a value are one unit; their largest entries are averaged.
+    """
     import torch
 
     from greedy_gnorm.model.modes import frozen
@@ -57,6 +60,8 @@ def _largest_entries(sites: Sites, site: Site, batch: Batch, objective: Objectiv
     """The largest attribution of each sentence and head of a site, (B, survivors), summed over applications."""
     import torch
 
+    from greedy_gnorm.passes.maps import by_unit
+
     total = torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)
     if not site.survivors:
         return total
@@ -70,7 +75,7 @@ def _largest_entries(sites: Sites, site: Site, batch: Batch, objective: Objectiv
             part = scaled.double() * gradient.double() / step
             sums = part if sums is None else sums + part
         assert sums is not None
-        total += sums.masked_fill(~real, -math.inf).amax((2, 3)).cpu()
+        total += by_unit(site, sums.masked_fill(~real, -math.inf).amax((2, 3))).mean(-1).cpu()
     return total
 
 

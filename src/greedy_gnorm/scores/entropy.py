@@ -25,7 +25,10 @@ VARIANTS: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 @score("entropy", about="the entropy of the attention", paper="Voita et al. 2019", cost="1 forward")
 def entropy(sites: Sites, batches: Batches, objective: Objective, *, variant: str = "C", eps: float = 1e-7) -> Scores:
-    """The mean over sentences and query tokens of the entropy of the attention, summed over applications."""
+    """The mean over sentences and query tokens of the entropy of the attention, summed over applications.
+
+    Query heads that share a key and a value are one unit; their entropies are averaged.
+    """
     if variant not in VARIANTS:
         raise GnormError(f"The entropy score has no variant {variant!r}. Choose from: {', '.join(VARIANTS)}.")
 
@@ -37,7 +40,10 @@ def entropy(sites: Sites, batches: Batches, objective: Objective, *, variant: st
 
 @score("confidence", about="the largest attention of a token", paper="Voita et al. 2019", cost="1 forward")
 def confidence(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """The mean over sentences, query tokens and applications of the largest attention."""
+    """The mean over sentences, query tokens and applications of the largest attention.
+
+    Query heads that share a key and a value are one unit; their values are averaged.
+    """
 
     def per_query(weights: Tensor, keys: Tensor) -> Tensor:
         return weights.amax(-1)
@@ -51,7 +57,7 @@ def _mean_over_queries(sites: Sites, batches: Batches, per_query: Callable[[Tens
     import torch
 
     from greedy_gnorm.model.modes import evaluating
-    from greedy_gnorm.passes.maps import attention_maps
+    from greedy_gnorm.passes.maps import attention_maps, by_unit
     from greedy_gnorm.passes.means import row_means
 
     def per_row(batch: Batch) -> list[Tensor]:
@@ -60,7 +66,8 @@ def _mean_over_queries(sites: Sites, batches: Batches, per_query: Callable[[Tens
 
         def add(site: Site, weights: Tensor) -> Tensor:
             rows = per_query(weights.float(), mask) * mask[:, None, :]  # (B, H, T)
-            totals[site.index] += (rows.double().sum(-1) / mask.sum(-1, keepdim=True)).cpu()
+            means = rows.double().sum(-1) / mask.sum(-1, keepdim=True)
+            totals[site.index] += by_unit(site, means).mean(-1).cpu()
             return weights
 
         with attention_maps(sites, add):

@@ -85,11 +85,15 @@ def _gate_effects(
     objective="loss",
 )
 def tis(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """The mean absolute inner product of the attention map and its gradient, summed over applications."""
+    """The mean absolute inner product of the attention map and its gradient, summed over applications.
+
+    Query heads that share a key and a value are one unit; their products are summed, as by one gate.
+    """
     import torch
 
     from greedy_gnorm.model.modes import frozen
     from greedy_gnorm.passes.gradients import map_gradients
+    from greedy_gnorm.passes.maps import by_unit
     from greedy_gnorm.passes.means import row_means
 
     def per_row(batch: Batch) -> list[Tensor]:
@@ -98,7 +102,7 @@ def tis(sites: Sites, batches: Batches, objective: Objective) -> Scores:
         for site, applications in zip(sites, maps, strict=True):
             total = torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)
             for weights, gradient in applications:
-                total += (weights.double() * gradient.double()).sum((2, 3)).cpu()
+                total += by_unit(site, (weights.double() * gradient.double()).sum((2, 3))).sum(-1).cpu()
             rows.append(total.abs())
         return rows
 
