@@ -56,6 +56,7 @@ def score(
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    block_length: int | None = None,
     label_map: Mapping[str, str] | None = None,
     labels: str = "data",
     dtype: str = "auto",
@@ -83,6 +84,8 @@ def score(
         text: The text column. Default: found by name.
         text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
         label: The label column. Default: found by name.
+        block_length: Tokens in a row of a language model, whose text is cut into blocks. Default: 512, or fewer if the
+            model takes fewer.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
         labels: "data", or "own" to score with labels drawn from the model's own predictions.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
@@ -141,6 +144,7 @@ def prune(
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    block_length: int | None = None,
     label_map: Mapping[str, str] | None = None,
     protect: Sequence[tuple[int, int] | int] = (),
     min_heads: int = 0,
@@ -185,6 +189,8 @@ def prune(
         text: The text column. Default: found by name.
         text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
         label: The label column. Default: found by name.
+        block_length: Tokens in a row of a language model, whose text is cut into blocks. Default: 512, or fewer if the
+            model takes fewer.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
         protect: Heads to keep: (layer, head) pairs, or a layer's number for all of its heads, such as [(0, 3), 11].
         min_heads: Heads to keep in every layer at least.
@@ -238,6 +244,7 @@ def compress(
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    block_length: int | None = None,
     label_map: Mapping[str, str] | None = None,
     protect: Sequence[tuple[int, int] | int] = (),
     min_heads: int = 0,
@@ -291,6 +298,8 @@ def compress(
         text: The text column. Default: found by name.
         text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
         label: The label column. Default: found by name.
+        block_length: Tokens in a row of a language model, whose text is cut into blocks. Default: 512, or fewer if the
+            model takes fewer.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
         protect: Heads to keep: (layer, head) pairs, or a layer's number for all of its heads, such as [(0, 3), 11].
         min_heads: Heads to keep in every layer at least.
@@ -415,6 +424,7 @@ def compare(
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    block_length: int | None = None,
     label_map: Mapping[str, str] | None = None,
     protect: Sequence[tuple[int, int] | int] = (),
     min_heads: int = 0,
@@ -453,6 +463,8 @@ def compare(
         text: The text column. Default: found by name.
         text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
         label: The label column. Default: found by name.
+        block_length: Tokens in a row of a language model, whose text is cut into blocks. Default: 512, or fewer if the
+            model takes fewer.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
         protect: Heads to keep: (layer, head) pairs, or a layer's number for all of its heads, such as [(0, 3), 11].
         min_heads: Heads to keep in every layer at least.

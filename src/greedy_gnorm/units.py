@@ -172,7 +172,10 @@ def as_matrix(vectors: Sequence[Vector]) -> Matrix:
 
 @dataclass(frozen=True)
 class Measure:
-    """The measure of quality that rules and curves use, its direction, and its largest value if it has one."""
+    """The measure of quality that rules and curves use, its direction, and its largest value if it has one.
+
+    Differences of a measure without a largest value are relative: one point of accuracy, but one per cent of a loss.
+    """
 
     name: str
     higher_is_better: bool = True
@@ -185,6 +188,20 @@ class Measure:
     def worth(self, value: float) -> float:
         """The value, negated where lower is better, so that more is always better."""
         return value if self.higher_is_better else -value
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether differences are shares of the unpruned model's value."""
+        return self.largest is None
+
+    def drop(self, before: float, after: float) -> float:
+        """How much quality is lost from one value to another."""
+        lost = self.worth(before) - self.worth(after)
+        return lost / abs(before) if self.is_relative and before else lost
+
+    def amount(self, drop: float) -> str:
+        """A drop in words."""
+        return f"{100 * drop:g} %" if self.is_relative else f"{drop:g}"
 
 
 @dataclass(frozen=True)

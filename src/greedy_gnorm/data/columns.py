@@ -35,6 +35,7 @@ TEXTS = (
     "premise",
     "question",
     "query",
+    "line",
 )
 LABELS = ("label", "labels", "gold_label", "class", "target", "category", "sentiment", "emotion", "intent", "score")
 

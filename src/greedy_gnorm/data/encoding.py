@@ -125,7 +125,7 @@ def longest_sentence(model: nn.Module) -> int:
 def padding_token(tokenizer: Any) -> int:
     """The token that fills rows up; models never look at it."""
     if tokenizer.pad_token_id is None:
-        raise DataError("The tokenizer has no padding token.")
+        raise DataError("The tokenizer has no padding token, and no end-of-text token to use for it.")
     return int(tokenizer.pad_token_id)
 
 

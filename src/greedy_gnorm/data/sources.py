@@ -13,7 +13,15 @@ from greedy_gnorm.errors import DataError
 if TYPE_CHECKING:
     import datasets
 
-BUILDERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet"}
+BUILDERS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".txt": "text",
+}
 SPLITS = {
     "train": "train",
     "training": "train",
@@ -29,6 +37,9 @@ SPLITS = {
 }
 WHOLE = "all rows"
 """The name of a table without splits."""
+
+LINE = "line"
+"""The column of a text file: one row for each line."""
 
 Splits: TypeAlias = "dict[str, datasets.Dataset]"
 
@@ -96,7 +107,8 @@ def _read_file(path: Path) -> datasets.Dataset:
     # Not the shared cache, which confuses files of equal name and time
     with tempfile.TemporaryDirectory(prefix="gnorm-data-") as cache:
         options |= {"data_files": [glob.escape(str(path))], "cache_dir": cache, "keep_in_memory": True}
-        return _read_safely(lambda: datasets.load_dataset(builder, split="train", **options), str(path))
+        table = _read_safely(lambda: datasets.load_dataset(builder, split="train", **options), str(path))
+    return table.rename_column("text", LINE) if builder == "text" else table
 
 
 def _read_folder(folder: Path) -> Splits:

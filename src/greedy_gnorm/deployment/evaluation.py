@@ -78,6 +78,7 @@ def evaluate(
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    block_length: int | None = None,
     label_map: Mapping[str, str] | None = None,
     dtype: str = "auto",
     device: str | None = None,
@@ -98,6 +99,7 @@ def evaluate(
         text: The text column. Default: the run's, else found by name.
         text_pair: The column of the second text of a pair. Default: the run's, else found by name.
         label: The label column. Default: the run's, else found by name.
+        block_length: Tokens in a row of a language model, whose text is cut into blocks. Default: the run's.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}. Default: the run's.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
             for half-precision models.
@@ -138,8 +140,7 @@ def _with_defaults_of_run(given: Settings, run: Settings) -> Settings:
     changes: dict[str, Any] = {}
     if all(getattr(given, name) is None for name in COLUMNS):
         changes |= {name: getattr(run, name) for name in COLUMNS}
-    if given.label_map is None:
-        changes["label_map"] = run.label_map
+    changes |= {name: getattr(run, name) for name in ("block_length", "label_map") if getattr(given, name) is None}
     return given.model_copy(update=changes)
 
 

@@ -54,12 +54,11 @@ def mean_over_curve(points: Points) -> float:
     return float(np.trapezoid(quality, units) / (units[-1] - units[0]))
 
 
-def units_before_drop(points: Points, drop: float, *, higher_is_better: bool = True) -> float:
+def units_before_drop(points: Points, drop: float, measure: Measure) -> float:
     """How many units can be removed before quality first falls by more than this."""
     safe = 0.0
     for gone, quality in points:
-        loss = points[0][1] - quality if higher_is_better else quality - points[0][1]
-        if loss > drop + 1e-12:
+        if measure.drop(points[0][1], quality) > drop + 1e-12:
             break
         safe = gone
     return safe

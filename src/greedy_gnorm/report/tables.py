@@ -10,7 +10,7 @@ from typing import Any
 
 from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.model.sizes import MEGABYTE, Counts
-from greedy_gnorm.pruning.choices import AND, FREE, LOSSES, Choice
+from greedy_gnorm.pruning.choices import AND, FREE, LOSSES, RELATIVE_LOSSES, Choice
 from greedy_gnorm.units import Latency, Measure, Step
 
 Quality = tuple[str, float, float]
@@ -188,4 +188,5 @@ def take_option(choice: Choice) -> str:
 def take_name(choice: Choice) -> str:
     """What `Run.at` takes a choice by: the first of its names."""
     name = choice.name.split(AND)[0]
-    return f"drop={LOSSES[name]:g}" if name in LOSSES and name != FREE else name
+    losses = LOSSES | RELATIVE_LOSSES
+    return f"drop={losses[name]:g}" if name in losses and name != FREE else name

@@ -3,7 +3,7 @@
 Nothing in here runs passes over the data, ranks units or removes them.
 """
 
-from greedy_gnorm.tasks import classification
+from greedy_gnorm.tasks import classification, language
 from greedy_gnorm.tasks.task import TASKS, Task, task_of
 
-__all__ = ["TASKS", "Task", "classification", "task_of"]
+__all__ = ["TASKS", "Task", "classification", "language", "task_of"]

@@ -40,6 +40,9 @@ class Task(ABC):
     labelled: ClassVar[bool] = True
     """Whether rows need labels of their own: those of a language model are its text."""
 
+    for_every_token: ClassVar[bool] = False
+    """Whether the model has an output for every token, so that all tokens count alike."""
+
     def __init__(self, config: Any, model: nn.Module | None = None) -> None:
         self.config = config
         self.model = model
@@ -48,6 +51,11 @@ class Task(ABC):
     def quality(self) -> str:
         """The name of the measure that leads unless the user names another."""
         return self.metrics[0].name
+
+    @property
+    def agreement(self) -> str:
+        """The measure that is called agreement where labels are the unpruned model's predictions."""
+        return self.quality
 
     def measure(self, name: str | None = None) -> Measure:
         """The measure of this name, or the one that leads."""
@@ -96,6 +104,10 @@ class Task(ABC):
                 f"All {len(labels)} evaluation rows have the same label, so quality can't be measured ({self.name}). "
                 f"Give rows with at least two different labels."
             )
+
+    def completed(self, batch: Batch) -> Batch:
+        """A batch that the user has made, with the labels that its tokens imply, if they do."""
+        return batch
 
     def doubts(self, labels: Sequence[Any], quality: Mapping[str, float]) -> list[str]:
         """What makes the unpruned model's quality on rows with these labels doubtful, as sentences."""
@@ -172,7 +184,7 @@ class Task(ABC):
 
 
 AGREEMENT = "agreement"
-"""The quality where labels are the unpruned model's predictions: the task's leading measure with these labels."""
+"""The quality where labels are the unpruned model's predictions: a measure of the task with these labels."""
 TASKS: Registry[type[Task]] = Registry("task")
 
 
