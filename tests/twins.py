@@ -131,8 +131,9 @@ def slow_entropy(
     for row in rows:
         for site, weights in maps_of(model, row):
             for position, head in enumerate(sites[site].survivors):
-                table = weights[position].double().tolist()
-                totals[site, head] += sum(formulas[variant](a) for line in table for a in line) / len(table) / len(rows)
+                each = len(weights) // len(sites[site].survivors)  # query heads of a unit
+                lines = weights[position * each : (position + 1) * each].double().flatten(0, 1).tolist()
+                totals[site, head] += sum(formulas[variant](a) for line in lines for a in line) / len(lines) / len(rows)
     for head in sites.removed():
         totals[head] = np.nan
     return totals

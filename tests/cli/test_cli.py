@@ -262,9 +262,9 @@ def test_a_users_error_is_one_message_and_code_2(prune, changes, message, capsys
 def test_an_unsupported_family(prune, tmp_path, capsys):
     from transformers import AutoConfig
 
-    AutoConfig.for_model("gpt2").save_pretrained(tmp_path / "gpt2")
-    assert prune(model=tmp_path / "gpt2") == 2
-    assert "'gpt2'; supported model types are: bert, roberta" in capsys.readouterr().err.replace("\n", " ")
+    AutoConfig.for_model("openai-gpt").save_pretrained(tmp_path / "gpt")
+    assert prune(model=tmp_path / "gpt") == 2
+    assert "'openai-gpt'; supported model types are: bert, roberta" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_an_output_folder_that_can_not_be_made(prune, tmp_path, capsys):

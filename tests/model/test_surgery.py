@@ -123,16 +123,51 @@ def test_dense_shapes_and_filled_layers_compute_the_same(family):
     torch.testing.assert_close(logits(model), expected, rtol=1e-5, atol=1e-5)
 
 
+def saved_as_plain(model, folder):
+    """The ordinary model that transformers loads, without any code, and which computes the same."""
+    as_plain(model).save_pretrained(folder / "model")
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "model")
+    assert torch.equal(logits(loaded), logits(model))
+    assert type(loaded).__module__.startswith("transformers.models.")
+    assert not list((folder / "model").glob("*.py"))
+    return loaded
+
+
+def without_heads(family, *gone, **changes):
+    """A model without so many heads in each layer, in turn the first and the last ones."""
+    model = tiny_model(family, **changes)
+    sites = find_sites(model, "heads")
+    for site, count in zip(sites, gone, strict=True):
+        remove(sites, [Unit(site.index, index) for index in site.survivors[:: -1 if site.index % 2 else 1][:count]])
+    return model
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_equal_numbers_of_key_value_heads_make_an_ordinary_model(family, tmp_path):
+    model = without_heads(family, 2, 2, 2)
+    remove(find_sites(model, "ffn"), [Unit(site, index) for site in range(3) for index in (site, 9, 11, 20)])
+    loaded = saved_as_plain(model, tmp_path)
+    config = loaded.config
+    assert (config.num_key_value_heads, config.num_attention_heads, config.head_dim) == (2, 4, 6)
+    assert config.intermediate_size == 20
+    for uneven in ((2, 2, 1), (4, 4, 4)):
+        assert as_plain(without_heads(family, *uneven)) is None
+
+
+def test_the_number_of_heads_must_suit_the_class(tmp_path):
+    """Llama's hidden size, 16, must be a multiple of its heads, here 6; in other families heads have a fixed size."""
+    assert as_plain(without_heads("llama", 1, 1, 1)) is None
+    assert saved_as_plain(without_heads("mistral", 1, 1, 1), tmp_path).config.num_attention_heads == 6
+    for family in ("bert", "gpt2", "modernbert"):
+        assert as_plain(without_heads(family, 2, 2, 2)) is None
+
+
 def test_equal_widths_make_an_ordinary_model(family, tmp_path):
     model = tiny_model(family)
     sites = find_sites(model)
     neurons = [Unit(site.index, index) for site in sites if site.kind == "ffn" for index in (site.layer, 9, 11, 20)]
     remove(sites, neurons)
-    as_plain(model).save_pretrained(tmp_path / "model")
-    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
-    assert torch.equal(logits(loaded), logits(model))
-    assert type(loaded).__module__.startswith("transformers.models.")
-    assert not list((tmp_path / "model").glob("*.py"))
+    loaded = saved_as_plain(model, tmp_path)
     assert {site.total for site in find_sites(loaded, "ffn")} == {20}
 
     uneven = [Unit(1, 5)] if len(find_sites(model, "ffn")) > 1 else []

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import LABEL_NAMES, shared, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
+from transformers import DynamicCache
 from twins import predictions, shape, unpadded
 
 import greedy_gnorm as gg
 from greedy_gnorm.data.batches import bucketed, ready_batches
+from greedy_gnorm.model.families import FAMILIES
 from greedy_gnorm.model.gates import gates
 from greedy_gnorm.model.modes import frozen
 from greedy_gnorm.model.sites import find_sites
@@ -150,7 +152,8 @@ def test_what_is_kept_stays_within_the_budget_and_is_measured():
 
 def test_the_first_token_alone_is_computed_where_the_classifier_reads_nothing_else(family, monkeypatch):
     model = tiny_model(family, dtype=torch.float64)
-    assert passes.reads_first_token(model)
+    first = FAMILIES[model.config.model_type].first_token(model.config)
+    assert passes.reads_first_token(model) is first is (family not in ("gpt2", "llama", "mistral", "qwen2", "qwen3"))
     widths = []
     base = model.base_model
     seen: dict[str, torch.Tensor] = {}
@@ -162,7 +165,23 @@ def test_the_first_token_alone_is_computed_where_the_classifier_reads_nothing_el
         widths.append(seen["hidden"].shape[1])
     plain = model(**{name: value for name, value in tiny_batch().items() if name != "labels"}).logits
     torch.testing.assert_close(narrow, plain, rtol=1e-12, atol=1e-12)
-    assert widths == [1 if sites.layers else 12]
+    assert widths == [1 if sites.layers and sites.family.after_attention else 12]
+
+
+@pytest.mark.parametrize(("pooling", "first"), [("cls", True), ("mean", False)])
+def test_what_modernbert_reads_is_in_its_configuration(pooling, first):
+    assert passes.reads_first_token(tiny_model("modernbert", classifier_pooling=pooling)) is first
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_passes_keep_no_cache_of_keys_and_values(family, monkeypatch):
+    model = tiny_model(family)
+    assert model.config.use_cache
+    monkeypatch.setattr(DynamicCache, "update", lambda *arguments, **options: pytest.fail("a cache is kept"))
+    for score in ("gnorm", "entropy", "leave-one-out"):
+        gg.score(model, SCORING, score=score)
+    pruned(model, "all", stop="heads=1")
+    assert model.config.use_cache
 
 
 def test_a_classifier_of_its_own_kind_is_computed_whole():

@@ -52,6 +52,27 @@ def test_trained_albert_matches_its_twin():
         np.testing.assert_allclose(norms[name], expected[place], rtol=1e-4)
 
 
+def test_trained_llama_matches_its_twin():
+    """Four key/value heads with two query heads each, in float32 against a backward pass per sentence in float64."""
+    folder = shared("models/llama-stories")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = ["Once upon a time, there was a big red ball.", "Tom and Mia went to the park. They saw a dog.", "The end."]
+    rows = [tokenizer(text)["input_ids"] for text in texts]
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=0)
+    batch = {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": torch.zeros(3, dtype=torch.long)}
+    torch.manual_seed(0)  # its classifier is new
+    auto, options = transformers.AutoModelForSequenceClassification, {"pad_token_id": 0, "num_labels": 4}
+    exact = auto.from_pretrained(folder, dtype=torch.float64, **options)
+    model = auto.from_config(exact.config).float()
+    model.load_state_dict(exact.state_dict())
+    for one in (exact, model):
+        gg.remove_heads(one, {0: [2], 3: [0, 1, 2, 3]})
+    norms = gradient_norms(find_sites(model, "heads"), ready_batches([batch]), OBJECTIVES["logit-norm"])
+    expected = slow_gradient_norms(exact, [batch])
+    for place, name in enumerate(("q", "k", "v")):
+        np.testing.assert_allclose(norms[name], expected[place], rtol=1e-4)
+
+
 def test_rectified_entropy_keeps_the_order_of_trained_heads_for_small_eps_only(minilm):
     """The paper's appendix: variant C keeps A's order for small eps; from some eps on it no longer does."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)

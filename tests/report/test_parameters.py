@@ -14,7 +14,7 @@ from journals import header, walk
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli.app import main
-from greedy_gnorm.model.sites import Site
+from greedy_gnorm.model.sites import Site, find_sites
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.units import Cost
 
@@ -85,6 +85,16 @@ def test_a_pruned_folder_shows_what_is_gone(tmp_path, capsys):
     assert int(row[4]) == sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("family", ["modernbert", "gpt2", "llama"])
+def test_the_parts_of_other_families_have_names(family, tmp_path, capsys):
+    tiny_model(family).config.save_pretrained(tmp_path)
+    assert main(["table", str(tmp_path), "--removed", "5", "--format", "csv"]) == 0
+    rows = {line.split(",")[0]: line.split(",") for line in capsys.readouterr().out.splitlines()}
+    assert {"Model", "Embeddings", "Layers", "Norm"} <= set(rows)
+    unit = find_sites(tiny_model(family), "heads")[0].unit_cost().parameters
+    assert int(rows["Layers"][1]) - int(rows["Layers"][4]) == 5 * unit
+
+
 @pytest.mark.parametrize(("removed", "message"), [("145", "144 heads"), ("-1", "144 heads")])
 def test_too_many_heads(removed, message, capsys):
     assert main(["table", str(EXPERIMENTS / "bert.json"), "--removed", removed]) == 2
@@ -92,7 +102,7 @@ def test_too_many_heads(removed, message, capsys):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", "{}", '{"model_type": "gpt2"}', '{"model_type": "bert", "hidden_size": "x"}']
+    "content", ["{", "[]", "{}", '{"model_type": "openai-gpt"}', '{"model_type": "bert", "hidden_size": "x"}']
 )
 def test_a_bad_configuration(content, tmp_path, capsys):
     path = tmp_path / "config.json"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import LABEL_NAMES, tiny_batch, tiny_model
-from twins import maps_of, shape, slow_entropy, slow_gate_gradients, unpadded
+from twins import columns_of, maps_of, rows_of, shape, slow_entropy, slow_gate_gradients, unpadded
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli.app import main
@@ -121,7 +121,9 @@ def test_confidence(family, state):
     for row in rows:
         for site, weights in maps_of(model, row):
             largest = weights.amax(-1).mean(-1) / len(rows) / sites[site].applications
-            expected[site, sites[site].survivors] += largest.numpy()
+            survivors = sites[site].survivors
+            if survivors:
+                expected[site, survivors] += largest.view(len(survivors), -1).mean(1).numpy()
     np.testing.assert_allclose(gg.score(model, BATCHES, score="confidence").values, expected, rtol=1e-5)
 
 
@@ -177,7 +179,7 @@ def test_map_gradients_by_finite_differences(family):
         assert float(gradient[place]) == pytest.approx(float((sides[0] - sides[1]).item() / 2e-5), rel=1e-5, abs=1e-9)
 
 
-@pytest.mark.parametrize("family", ["bert", "albert"])
+@pytest.mark.parametrize("family", ["bert", "albert", "llama"])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_attribution(family, steps):
     model = tiny_model(family, dtype=torch.float64)
@@ -198,7 +200,8 @@ def test_attribution(family, steps):
                         maps = map_gradients(sites, batch, OBJECTIVES["gold-probability"], change)
                     total = total + maps[site.index][application][1][0] / steps
                 whole = [weights for index, weights in maps_of(model, row) if index == site.index][application]
-                expected[site.index] += (whole * total).amax((1, 2)).numpy() / len(rows)
+                largest = (whole * total).amax((1, 2)).view(site.total, -1).mean(1)
+                expected[site.index] += largest.numpy() / len(rows)
     ours = gg.score(model, BATCHES, score="attribution", score_options={"steps": steps})
     np.testing.assert_allclose(ours.values, expected, rtol=1e-8)
 
@@ -228,10 +231,9 @@ def test_magnitude(family, state):
     model = model_in(family, state)
     values = gg.score(model, BATCHES, score="magnitude").values
     site = find_sites(model, "heads")[0]
-    for position, head in enumerate(site.survivors):
-        rows = slice(position * site.output_size, (position + 1) * site.output_size)
-        blocks = [linear.weight[rows] for linear in site.inputs.values()] + [site.output.weight[:, rows]]
-        assert values[0, head] == pytest.approx(float(torch.cat([block.detach().flatten() for block in blocks]).norm()))
+    units = zip(*(rows_of(site, part) for part in site.parts), columns_of(site), strict=True)
+    for head, blocks in zip(site.survivors, units, strict=True):
+        assert values[0, head] == pytest.approx(float(torch.cat([block.flatten() for block in blocks]).norm()))
 
 
 def quality_after(model, heads):

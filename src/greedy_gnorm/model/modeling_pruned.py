@@ -124,11 +124,13 @@ class Headless(nn.Module):
 
     def forward(
         self, hidden_states: Tensor, *arguments: Any, past_key_values: Any = None, **options: Any
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, Tensor]:
+        rows, tokens, _ = hidden_states.shape
         if past_key_values is not None:
-            zeros = hidden_states.new_zeros(hidden_states.shape[0], 1, hidden_states.shape[1], 1)
+            zeros = hidden_states.new_zeros(rows, 1, tokens, 1)
             past_key_values.update(zeros, zeros, self.layer_idx)
-        return self.get_submodule(self.output_path)(hidden_states[..., :0]), None
+        no_maps = hidden_states.new_zeros(rows, 0, tokens, tokens)
+        return self.get_submodule(self.output_path)(hidden_states[..., :0]), no_maps
 
 
 @functools.cache

@@ -41,5 +41,17 @@ def _children(module: nn.Module) -> Counts:
     return [(name, count) for name, count in parts if count]
 
 
+TITLES = {
+    "transformer": "Encoder",
+    "embed_tokens": "Embeddings",
+    "wte": "Embeddings",
+    "wpe": "Positions",
+    "h": "Layers",
+    "ln_f": "Norm",
+    "final_norm": "Norm",
+}
+"""Names of modules that say little to a reader."""
+
+
 def _title(name: str) -> str:
-    return "Encoder" if name == "transformer" else name.capitalize()
+    return TITLES.get(name, name.capitalize())

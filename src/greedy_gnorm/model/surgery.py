@@ -94,10 +94,8 @@ def as_plain(model: Any) -> Any:
         setattr(narrow.config, name, value)
     try:
         type(narrow.config).from_dict(narrow.config.to_dict())
-    except (
-        StrictDataclassClassValidationError
-    ):  # Llama requires a hidden size that is a multiple of the number of heads
-        return None
+    except StrictDataclassClassValidationError:
+        return None  # Llama's hidden size must be a multiple of the number of heads
     return narrow.eval()
 
 
