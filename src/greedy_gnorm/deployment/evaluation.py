@@ -23,7 +23,7 @@ from greedy_gnorm.records.header import describe_rows
 from greedy_gnorm.report.evaluation import evaluation_csv, evaluation_markdown
 from greedy_gnorm.settings import EVALUATING, Settings
 from greedy_gnorm.tasks.task import AGREEMENT, Task
-from greedy_gnorm.units import Matrix
+from greedy_gnorm.units import Matrix, quality_text
 
 COLUMNS = ("text", "text_pair", "label")
 """The settings that name columns; those of the run are used unless one of them is given."""
@@ -64,9 +64,12 @@ class Evaluation:
     def __repr__(self) -> str:
         before, after = self.quality[self.leading]
         low, high = self.intervals[self.leading]["change"]
-        change = f"{after - before:+.4f}, 95 % {low:+.4f} to {high:+.4f}"
+        values = quality_text(before), quality_text(after)
+        by, low, high = (quality_text(each, "+") for each in (after - before, low, high))
         same = "" if self.agreement is None else f", agreement {self.agreement:.4f}"
-        return f"Evaluation({self.rows:,} rows: {self.leading} {before:.4f} to {after:.4f} ({change}){same})"
+        return (
+            f"Evaluation({self.rows:,} rows: {self.leading} {' to '.join(values)} ({by}, 95 % {low} to {high}){same})"
+        )
 
 
 def evaluate(

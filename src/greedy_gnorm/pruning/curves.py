@@ -39,7 +39,8 @@ def knee(points: Points, *, higher_is_better: bool = True) -> int:
 
 def knee_of(steps: Sequence[Step], measure: Measure) -> int:
     """The step at the knee of a run's curve."""
-    return knee(curve(steps, measure), higher_is_better=measure.higher_is_better)
+    points = [(gone, measure.height(quality)) for gone, quality in curve(steps, measure)]
+    return knee(points, higher_is_better=measure.higher_is_better)
 
 
 def at_share(points: Points, share: float) -> float:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("greedy_gnorm")
 
-PERPLEXITY = Measure("perplexity", higher_is_better=False)
+PERPLEXITY = Measure("perplexity", higher_is_better=False, grows_fast=True)
 BLOCK = 512
 """The tokens of a row unless the user says otherwise or the model takes fewer."""
 

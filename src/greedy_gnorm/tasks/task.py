@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -214,8 +215,8 @@ def task_of(model: nn.Module) -> Task:
 
 
 def measure_of(header: Mapping[str, Any]) -> Measure:
-    """The measure that a record follows; its largest value is that of the tasks that have it."""
+    """The measure that a record follows, as the tasks that have it describe it."""
     name = str(header["quality"])
     known = (each for task in TASKS for each in TASKS[task].metrics if name in (each.name, AGREEMENT))
-    largest = next((each.largest for each in known), None)
-    return Measure(name, bool(header.get("higher_is_better", True)), largest)
+    found = next(known, Measure(name))
+    return replace(found, name=name, higher_is_better=bool(header.get("higher_is_better", True)))

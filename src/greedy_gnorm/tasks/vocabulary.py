@@ -5,7 +5,7 @@ Hidden states are (N, d), one for each position that counts; every function retu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -20,11 +20,7 @@ def chunked(head: nn.Module, function: Callable[..., Tensor], hidden: Tensor, *o
     """A function of the logits, and of other tensors with an entry for each position, for some positions at a time."""
     import torch
 
-    weight: Any = head.weight
-    count = max(AT_ONCE // len(weight), 1)
-    parts = [each.split(count) for each in (hidden, *others)]
-    exact = torch.promote_types(weight.dtype, torch.float32)
-    found = [function(head(some.to(weight.dtype)).to(exact), *more) for some, *more in zip(*parts, strict=True)]
+    found = [function(_logits(head, some), *more) for some, *more in _pieces(head, hidden, *others)]
     return torch.cat(found) if found else hidden.new_zeros(0)
 
 
@@ -36,18 +32,33 @@ def losses(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
     def negative(logits: Tensor, labels: Tensor) -> Tensor:
         return functional.cross_entropy(logits, labels, reduction="none")
 
-    if not (torch.is_grad_enabled() and hidden.requires_grad):
+    if not (torch.is_grad_enabled() and hidden.requires_grad and len(hidden)):
         return chunked(head, negative, hidden, labels)
     values, gradients = [], []
+    for some, wanted in _pieces(head, hidden.detach(), labels):
+        found = negative(_logits(head, some.requires_grad_()), wanted)
+        gradients += torch.autograd.grad(found.sum(), some)
+        values.append(found.detach())
+    # The same values, with these gradients
+    return torch.cat(values) + ((hidden - hidden.detach()) * torch.cat(gradients)).sum(-1)
+
+
+def _pieces(head: nn.Module, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors for as many positions at a time as have AT_ONCE logits."""
+    import torch
+
     weight: Any = head.weight
     count = max(AT_ONCE // len(weight), 1)
-    for some, wanted in zip(hidden.detach().split(count), labels.split(count), strict=True):
-        found = chunked(head, negative, some.requires_grad_(), wanted)
-        gradients.append(torch.autograd.grad(found.sum(), some)[0])
-        values.append(found.detach())
-    known = torch.cat(gradients)
-    # The same values, with these gradients
-    return torch.cat(values) + ((hidden - hidden.detach()) * known).sum(-1)
+    return zip(*(torch.split(each, count) for each in tensors), strict=True)
+
+
+def _logits(head: nn.Module, hidden: Tensor) -> Tensor:
+    """The logits in the precision of the head, but at least in float32."""
+    import torch
+
+    weight: Any = head.weight
+    logits: Tensor = head(hidden.to(weight.dtype))
+    return logits.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def judged(head: nn.Module, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
