@@ -193,7 +193,14 @@ def without_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("greedy_gnorm.report.figures.pictures", lambda figure, dpi: undrawn)
 
 
-@pytest.fixture(params=list(FAMILY_CONFIGS))
+EVERY_FAMILY = pytest.mark.parametrize("family", list(FAMILY_CONFIGS))
+"""For the tests that must meet every family each time; in the others Llama stands for those that are built like it."""
+LIKE_LLAMA = ("mistral", "qwen2", "qwen3")
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in LIKE_LLAMA else []) for name in FAMILY_CONFIGS]
+)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

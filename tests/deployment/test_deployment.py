@@ -225,6 +225,16 @@ def test_a_bin_checkpoint_is_read_as_weights_only(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_dense_shapes_of_a_decoder_that_transformers_loaded(family, tmp_path):
+    """Its classes are those of the file beside the weights."""
+    pruned(family, "an empty layer").save_pretrained(tmp_path)
+    loaded = reloaded(tmp_path)
+    whole = dense(loaded)
+    assert all(type(module).__module__.startswith(("transformers.", "torch.")) for module in whole.modules())
+    torch.testing.assert_close(logits(whole), logits(loaded), rtol=0, atol=1e-6)
+
+
 # ONNX
 
 

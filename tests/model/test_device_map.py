@@ -15,16 +15,35 @@ SPLIT = {"bert.embeddings": "cpu", "bert.encoder.layer.0": "cpu", "bert.encoder.
          "classifier": "cpu"}  # fmt: skip
 
 
+DECODER_SPLIT = {
+    f"transformer.{part}": "disk" if part == "h.1" else "cpu" for part in ("wte", "wpe", "drop", "h.0", "h.1", "ln_f")
+}
+DECODER_SPLIT |= {"score": "cpu"}
+
+
 @pytest.fixture
 def folder(tmp_path):
-    tiny_model("bert", num_hidden_layers=2, **LABEL_NAMES).save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
+    return saved("bert", tmp_path)
+
+
+def saved(family, folder):
+    tiny_model(family, num_hidden_layers=2, **LABEL_NAMES).save_pretrained(folder / "model")
+    tiny_tokenizer().save_pretrained(folder / "model")
+    return str(folder / "model")
 
 
 @pytest.mark.parametrize("places", ["auto", SPLIT])
 @pytest.mark.parametrize("method", ["greedy-gnorm", "fisher-greedy"])
 def test_a_spread_model_is_pruned_as_a_whole_one(places, method, folder):
+    pruned_alike(folder, places, method)
+
+
+def test_a_spread_decoder_is_pruned_as_a_whole_one(tmp_path):
+    """Down to layers without heads, whose classes change."""
+    pruned_alike(saved("gpt2", tmp_path), DECODER_SPLIT, "greedy-gnorm")
+
+
+def pruned_alike(folder, places, method):
     settings = {"stop": "all", "samples": 20, "method": method}
     whole = gg.prune(folder, tiny_rows(40), **settings)
     spread = gg.prune(folder, tiny_rows(40), device_map=places, **settings)

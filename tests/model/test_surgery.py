@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import tiny_batch, tiny_config, tiny_model
+from conftest import EVERY_FAMILY, tiny_batch, tiny_config, tiny_model
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -49,6 +49,7 @@ def closed(sites: Sites, cut: dict[int, Any]) -> dict[int, torch.Tensor]:
     }
 
 
+@EVERY_FAMILY
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -75,6 +76,7 @@ def test_removed_equals_gated_equals_reloaded(family, cut, attention, dtype, tmp
     assert loaded.dtype == dtype
 
 
+@EVERY_FAMILY
 @pytest.mark.parametrize("cut", JOINT_CUTS)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

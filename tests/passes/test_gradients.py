@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import shared, tiny_batch, tiny_model
+from conftest import EVERY_FAMILY, shared, tiny_batch, tiny_model
 from twins import slow_gradient_norms
 
 import greedy_gnorm as gg
@@ -31,6 +31,7 @@ def relative_error(ours, theirs):
     return np.nanmax(np.abs(ours / theirs - 1))
 
 
+@EVERY_FAMILY
 @pytest.mark.parametrize("objective", ["logit-norm", "loss"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_family_matches_its_twin(family, form, objective, monkeypatch):

@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_batch, tiny_model
+from conftest import EVERY_FAMILY, tiny_batch, tiny_model
 from transformers.pytorch_utils import Conv1D
 
 import greedy_gnorm as gg
@@ -114,6 +114,7 @@ def slow_refit(model, units, weights_of):
     return sites
 
 
+@EVERY_FAMILY
 def test_fitted_maps_equal_lstsq_on_stacked_activations(family):
     model = tiny_model(family, dtype=torch.float64)
     recovery, units = recovery_for(model), cut_for(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_batch, tiny_model
+from conftest import EVERY_FAMILY, tiny_batch, tiny_model
 from twins import columns_of, rows_of, unpadded
 
 import greedy_gnorm as gg
@@ -94,6 +94,7 @@ def check(model, scores, expected):
         assert np.isnan(np.delete(vector, site.survivors)).all()
 
 
+@EVERY_FAMILY
 def test_gnorm_of_a_neuron_is_the_product_of_its_row_and_column(model):
     norms = norms_of(model)
     scores = gg.score(model, BATCHES, score="gnorm", units="ffn")

@@ -97,15 +97,17 @@ def set_units(site: nn.Module, layout: dict[str, Any], count: int, change: Chang
                 setattr(linear, name, nn.Parameter(new, requires_grad=parameter.requires_grad))
         setattr(linear, attribute, width)
         if transposed and side == "in":
-            linear.__class__ = Conv1D if width else OnlyBias
+            _change_class(linear, Conv1D if width else OnlyBias)
     if layout.get("cached"):
-        _set_class(site, layout, headless=not count)
+        # by name, because a model that transformers loaded has the classes of the file beside its weights
+        own = next(each for each in type(site).__mro__ if not each.__name__.startswith("Headless"))
+        _change_class(site, own if count else headless_class(own, layout["output"]["path"]))
     for path, what in layout["follow"].items():
         owner, _, name = path.rpartition(".")
         setattr(site.get_submodule(owner), name, count * (1 if what == "units" else layout["sizes"][what]))
 
 
-class OnlyBias(Conv1D):  # type: ignore[misc]
+class OnlyBias(Conv1D):
     """A Conv1D without inputs, which transformers' own can't run."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -140,10 +142,13 @@ def headless_class(plain_class: Any, output_path: str) -> Any:
     return type(f"Headless{plain_class.__name__}", (Headless, plain_class), names)
 
 
-def _set_class(site: nn.Module, layout: dict[str, Any], *, headless: bool) -> None:
-    """Change the class of an attention module with a cache when its last head goes, and back when it gets heads."""
-    plain_class = next(each for each in type(site).__mro__ if not issubclass(each, Headless))
-    site.__class__ = headless_class(plain_class, layout["output"]["path"]) if headless else plain_class
+def _change_class(module: Any, new_class: Any) -> None:
+    """Change the class of a module, even if accelerate has wrapped its forward function."""
+    if type(module) is new_class:
+        return
+    module.__class__ = new_class
+    if "_old_forward" in vars(module):
+        module._old_forward = new_class.forward.__get__(module)
 
 
 def keep_units(

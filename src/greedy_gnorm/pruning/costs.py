@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -162,7 +163,9 @@ def measured_times(sites: Sites, shape: Shape, *, seconds: float = 6.0) -> Times
         kinds = list(dict.fromkeys(site.kind for site in sites))
         points = [(kind, share) for kind in kinds for share in (*WIDTHS, 0.0)]
         models = [sites.model, *(_narrowed(sites, kind, share) for kind, share in points)]
-        with torch.inference_mode(), evaluating(sites.model):
+        with ExitStack() as stack, torch.inference_mode():
+            for model in models:
+                stack.enter_context(evaluating(model))
             inputs = random_inputs(sites.model, shape.rows, tokens)
             times = in_turn([torch_runner(model) for model in models], inputs, seconds=seconds, least=3)
         whole, *rest = (statistics.median(each) for each in times)
