@@ -63,13 +63,11 @@ class Evaluation:
 
     def __repr__(self) -> str:
         before, after = self.quality[self.leading]
-        low, high = self.intervals[self.leading]["change"]
-        values = quality_text(before), quality_text(after)
-        by, low, high = (quality_text(each, "+") for each in (after - before, low, high))
+        ends = (quality_text(end, "+") for end in self.intervals[self.leading]["change"])
+        change = f"{quality_text(after - before, '+')}, 95 % {' to '.join(ends)}"
         same = "" if self.agreement is None else f", agreement {self.agreement:.4f}"
-        return (
-            f"Evaluation({self.rows:,} rows: {self.leading} {' to '.join(values)} ({by}, 95 % {low} to {high}){same})"
-        )
+        values = f"{quality_text(before)} to {quality_text(after)}"
+        return f"Evaluation({self.rows:,} rows: {self.leading} {values} ({change}){same})"
 
 
 def evaluate(

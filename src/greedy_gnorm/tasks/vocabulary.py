@@ -34,7 +34,8 @@ def losses(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
 
     if not (torch.is_grad_enabled() and hidden.requires_grad and len(hidden)):
         return chunked(head, negative, hidden, labels)
-    values, gradients = [], []
+    values: list[Tensor] = []
+    gradients: list[Tensor] = []
     for some, wanted in _pieces(head, hidden.detach(), labels):
         found = negative(_logits(head, some.requires_grad_()), wanted)
         gradients += torch.autograd.grad(found.sum(), some)
