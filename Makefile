@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .PHONY: setup demo test test-all check lint types bench bench-quick bench-compress bench-deployment bench-scale \
-	bench-processes pictures docs build experiments clean
+	bench-processes bench-language pictures docs build experiments clean
 
 setup: $(READY)
 
@@ -48,6 +48,9 @@ bench-scale: $(READY)
 
 bench-processes: $(READY)
 	$(BIN)/python benchmarks/processes.py
+
+bench-language: $(READY)
+	$(BIN)/python benchmarks/language.py $(MODEL)
 
 # The pictures in the README, from docs/results.md and a run of the demo; requires chromium and chromium-driver
 pictures: $(READY)

@@ -56,6 +56,7 @@ def score(
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    block_length: int | None = None,
     label_map: Mapping[str, str] | None = None,
     threshold: float | None = None,
     labels: str = "data",
@@ -85,6 +86,8 @@ def score(
         text: The text column. Default: found by name.
         text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
         label: The label column. Default: found by name.
+        block_length: Tokens in a row of a language model, whose text is cut into blocks. Default: 512, or fewer if the
+            model takes fewer.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
         threshold: The probability above which a label is predicted, where a row may have several. Default: 0.5.
         labels: "data", or "own" to score with labels drawn from the model's own predictions.
@@ -147,6 +150,7 @@ def prune(
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    block_length: int | None = None,
     label_map: Mapping[str, str] | None = None,
     threshold: float | None = None,
     protect: Sequence[tuple[int, int] | int] = (),
@@ -193,6 +197,8 @@ def prune(
         text: The text column. Default: found by name.
         text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
         label: The label column. Default: found by name.
+        block_length: Tokens in a row of a language model, whose text is cut into blocks. Default: 512, or fewer if the
+            model takes fewer.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
         threshold: The probability above which a label is predicted, where a row may have several. Default: 0.5.
         protect: Heads to keep: (layer, head) pairs, or a layer's number for all of its heads, such as [(0, 3), 11].
@@ -249,6 +255,7 @@ def compress(
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    block_length: int | None = None,
     label_map: Mapping[str, str] | None = None,
     threshold: float | None = None,
     protect: Sequence[tuple[int, int] | int] = (),
@@ -304,6 +311,8 @@ def compress(
         text: The text column. Default: found by name.
         text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
         label: The label column. Default: found by name.
+        block_length: Tokens in a row of a language model, whose text is cut into blocks. Default: 512, or fewer if the
+            model takes fewer.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
         threshold: The probability above which a label is predicted, where a row may have several. Default: 0.5.
         protect: Heads to keep: (layer, head) pairs, or a layer's number for all of its heads, such as [(0, 3), 11].
@@ -432,6 +441,7 @@ def compare(
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    block_length: int | None = None,
     label_map: Mapping[str, str] | None = None,
     threshold: float | None = None,
     protect: Sequence[tuple[int, int] | int] = (),
@@ -472,6 +482,8 @@ def compare(
         text: The text column. Default: found by name.
         text_pair: The column of the second text of a pair. Default: found by name, unless the text column is given.
         label: The label column. Default: found by name.
+        block_length: Tokens in a row of a language model, whose text is cut into blocks. Default: 512, or fewer if the
+            model takes fewer.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
         threshold: The probability above which a label is predicted, where a row may have several. Default: 0.5.
         protect: Heads to keep: (layer, head) pairs, or a layer's number for all of its heads, such as [(0, 3), 11].

@@ -158,6 +158,12 @@ class Settings(BaseModel):
         None, "The column of the second text of a pair. Default: found by name, unless the text column is given."
     )
     label: str | None = _setting(None, "The label column. Default: found by name.")
+    block_length: Annotated[int, Field(ge=2, lt=2**63)] | None = _setting(
+        None,
+        "Tokens in a row of a language model, whose text is cut into blocks. Default: 512, or fewer if the model takes "
+        "fewer.",
+        "a whole number, 2 or more",
+    )
     label_map: Annotated[dict[str, str] | None, BeforeValidator(_as_dict), BeforeValidator(_numbers_as_text)] = (
         _setting(
             None,
@@ -293,7 +299,8 @@ _NOT_FOR_COMPARING = ("method", "stop", "device_map", "recover", "examples")
 COMPARING = tuple(name for name in (*PRUNING, "rounds") if name not in _NOT_FOR_COMPARING)
 """The settings of `compare`, which walks several methods to the end on copies of a model that fits one device."""
 EVALUATING = (
-    "eval_samples", "seed", "text", "text_pair", "label", "label_map", "stride", "threshold", "dtype", "device",
+    "eval_samples", "seed", "text", "text_pair", "label", "block_length", "label_map", "stride", "threshold", "dtype",
+    "device",
     "tokens_per_batch", "trust_remote_code",
 )  # fmt: skip
 """The settings of `evaluate`."""

@@ -170,13 +170,27 @@ def as_matrix(vectors: Sequence[Vector]) -> Matrix:
     return matrix
 
 
+def quality_text(value: float, sign: str = "") -> str:
+    """A quality, or a change if `sign` is +, as people read it: four decimals of a share, two of a large value."""
+    return f"{value:{sign}.{2 if abs(value) >= LARGE else 4}f}"
+
+
+LARGE = 10
+"""The value of a measure from which on two decimals are enough."""
+
+
 @dataclass(frozen=True)
 class Measure:
-    """The measure of quality that rules and curves use, its direction, and its largest value if it has one."""
+    """The measure of quality that rules and curves use, its direction, and its largest value if it has one.
+
+    Differences of a measure without a largest value are relative: one point of accuracy, but one per cent of a loss.
+    A measure that `grows_fast` is the exponential of a mean, and curves of it are read by its logarithm.
+    """
 
     name: str
     higher_is_better: bool = True
     largest: float | None = None
+    grows_fast: bool = False
 
     def of(self, step: Step) -> float:
         """The value after a step."""
@@ -185,6 +199,24 @@ class Measure:
     def worth(self, value: float) -> float:
         """The value, negated where lower is better, so that more is always better."""
         return value if self.higher_is_better else -value
+
+    def height(self, value: float) -> float:
+        """The value on the scale of curves."""
+        return math.log(value) if self.grows_fast else value
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether differences are shares of the unpruned model's value."""
+        return self.largest is None
+
+    def drop(self, before: float, after: float) -> float:
+        """How much quality is lost from one value to another."""
+        lost = self.worth(before) - self.worth(after)
+        return lost / abs(before) if self.is_relative and before else lost
+
+    def amount(self, drop: float) -> str:
+        """A drop in words."""
+        return f"{100 * drop:g} %" if self.is_relative else f"{drop:g}"
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from greedy_gnorm.report import comparison_figures as paper_figures
 from greedy_gnorm.report.tables import as_csv, as_markdown
 from greedy_gnorm.scores import Score
 from greedy_gnorm.tasks.objectives import OBJECTIVES
-from greedy_gnorm.units import Cost, Step, Unit, removed_by
+from greedy_gnorm.units import Cost, Measure, Step, Unit, removed_by
 
 ROWS = tiny_rows(60)
 
@@ -354,9 +354,11 @@ def test_runs_are_resampled_where_rows_are_not_known():
 
 def test_heads_before_a_drop():
     points = [(0, 0.9), (1, 0.9), (2, 0.895), (3, 0.88), (4, 0.9), (5, 0.5)]
-    assert units_before_drop(points, 0.01) == 2
-    assert units_before_drop(points, 0.05) == 4
-    assert units_before_drop(points, 0.5) == 5
+    assert units_before_drop(points, 0.01, Measure("accuracy", largest=1.0)) == 2
+    assert units_before_drop(points, 0.05, Measure("accuracy", largest=1.0)) == 4
+    assert units_before_drop(points, 0.5, Measure("accuracy", largest=1.0)) == 5
+    rising = [(0, 40.0), (1, 40.3), (2, 41.0)]
+    assert units_before_drop(rising, 0.01, Measure("perplexity", higher_is_better=False)) == 1
 
 
 def test_staleness_starts_at_one(tmp_path):

@@ -308,7 +308,7 @@ def nan_text(rows):
         ("rows.jsonl", "", "is empty"),
         ("rows.csv", "text,label\n", "no rows"),
         ("rows.jsonl", "{broken", "Can't read"),
-        ("rows.txt", "good", "not a supported kind"),
+        ("rows.xml", "good", "not a supported kind"),
         ("rows.csv", "words,label\ngood,pos\n", "Which column is the text"),
         ("rows.csv", "text,kind\ngood,pos\nbad,neg\n", "Which column is the label"),
         ("rows.csv", "text,label\ngood,pos\n,neg\nbad,neg\n", "1 row has no text in 'text' .*row 1"),

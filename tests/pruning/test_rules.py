@@ -12,7 +12,7 @@ from conftest import shared
 
 import greedy_gnorm as gg
 from greedy_gnorm.pruning.choices import LOSSES, Choice, choose, find_step
-from greedy_gnorm.pruning.curves import knee
+from greedy_gnorm.pruning.curves import knee, knee_of
 from greedy_gnorm.pruning.rules import RULES, Situation, compression_rules, parse_rules
 from greedy_gnorm.units import Cost, Measure, Step, Unit, pack_rows
 
@@ -128,6 +128,28 @@ def test_a_dip_does_not_end_a_run():
     """Two steps below the limit are a dip, three are not, even if a later step is within it again by chance."""
     assert stop("drop=0.01", walked([0.9, 0.7, 0.7, 0.9, 0.895, 0.88, 0.88])) == (None, 4)
     assert stop("drop=0.01", walked([0.9, 0.895, 0.88, 0.88, 0.88, 0.9])) == (None, 1)
+
+
+def test_drops_of_a_measure_without_a_largest_value_are_relative():
+    measure = Measure("perplexity", higher_is_better=False, grows_fast=True)
+    rising = [40.0, 40.1, 40.39, 41.9, 45.0, 45.0, 45.0]
+    steps = [replace(step, quality={"perplexity": value}) for step, value in zip(walked(rising), rising, strict=True)]
+    situation = replace(SITUATION, measure=measure)
+    rules = parse_rules(["drop=1%"], situation)
+    assert rules.check(steps) == "drop=1%: perplexity rose by more than 5 % in 3 steps in a row"
+    assert (rules.solution(steps), rules.why(steps)) == (2, "the last one within 1 % of the unpruned perplexity")
+    names = {choice.name: choice.step for choice in choose(steps, measure, 10, fastest=True)}
+    assert names == {"0.5 % worse": 1, "1 % worse": 2, "5 % worse": 3, "fastest": 6}
+    assert find_step(steps, "drop=0.01", measure, 10, fastest=True) == 2
+    parse_rules(["drop=2"], situation)  # three times the perplexity
+
+
+def test_the_knee_of_a_perplexity_is_that_of_its_logarithm():
+    measure = Measure("perplexity", higher_is_better=False, grows_fast=True)
+    values = [40.0, 42.0, 60.0, 300.0, 2000.0, 90000.0]
+    steps = [replace(step, quality={"perplexity": value}) for step, value in zip(walked(values), values, strict=True)]
+    assert knee_of(steps, measure) == 2
+    assert knee_of(steps, replace(measure, grows_fast=False)) == 4
 
 
 def test_choices_and_steps_by_name():

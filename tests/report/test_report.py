@@ -107,7 +107,7 @@ def test_a_measure_where_lower_is_better(tmp_path):
     lowest, highest = min(means.values()), max(means.values())
     assert re.search(rf"{lowest:.3f} \(\d+\.\d+ to \d+\.\d+\)[*=]", text), "marked as the best"
     assert not re.search(rf"{highest:.3f} \(\d+\.\d+ to \d+\.\d+\)\*", text)
-    assert "heads before 0.01 worse" in text
+    assert "heads before 1 % worse" in text
     before = walks["ae"][0][0].quality["perplexity"]
     assert f" {before:.2f} " in text, "no share, so not in per cent"
     assert f"{100 * before:.2f}" not in text

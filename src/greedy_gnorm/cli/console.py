@@ -132,7 +132,7 @@ def quality_table(run: Run) -> tuple[list[str], list[list[str]]]:
         intervals = [step.interval if leads else None for step in sides]
         change = change_of(run.steps, run.solution.step, rows) if leads else None
         cells.append(
-            [name, *map(with_interval, (before, after), intervals), with_interval(after - before, change, "+.4f")]
+            [name, *map(with_interval, (before, after), intervals), with_interval(after - before, change, "+")]
         )
     return [f"{rows:,} evaluation rows (95 % interval)", "before", "after", "change"], cells
 

@@ -12,7 +12,7 @@ from greedy_gnorm.cli.terminal import duration
 from greedy_gnorm.pruning.run import sites_of, units_of
 from greedy_gnorm.records.journal import RUN_FILE, read_header
 from greedy_gnorm.tasks.task import measure_of
-from greedy_gnorm.units import Step, unit_name
+from greedy_gnorm.units import Step, quality_text, unit_name
 
 
 class StepDisplay:
@@ -35,7 +35,11 @@ class StepDisplay:
         bar.name = self.part or ("Rounds" if joint else "Pruning heads")
         bar.done, bar.total = gone, limit
         left = "" if self.part else self._time_left(gone, limit)
-        words = [_work_left(self.first, step) if joint else "", f"{measure.name} {measure.of(step):.4f}", left]
+        words = [
+            _work_left(self.first, step) if joint else "",
+            f"{measure.name} {quality_text(measure.of(step))}",
+            left,
+        ]
         text = f"round {step.step}/{limit}"
         if not joint:
             heads = ", ".join(unit_name(sites_of(self.header), head) for head in step.removed) or "none"

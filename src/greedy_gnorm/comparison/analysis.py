@@ -123,7 +123,7 @@ def columns(measure: Measure) -> list[Column]:
         return lambda walk: at_share(curve(walk, measure), share)
 
     def before_drop(drop: float) -> Callable[[Walk], float]:
-        return lambda walk: units_before_drop(curve(walk, measure), drop, higher_is_better=measure.higher_is_better)
+        return lambda walk: units_before_drop(curve(walk, measure), drop, measure)
 
     return [
         Column("before", lambda walk: measure.of(walk[0]), best=None),
@@ -161,7 +161,7 @@ def _is_share(measure: Measure) -> bool:
 
 
 def _drop_title(drop: float, measure: Measure) -> str:
-    return f"heads before -{drop * 100:.0f} pt" if _is_share(measure) else f"heads before {drop:g} worse"
+    return f"heads before -{drop * 100:.0f} pt" if _is_share(measure) else f"heads before {measure.amount(drop)} worse"
 
 
 def solution_columns(measure: Measure) -> list[Column]:

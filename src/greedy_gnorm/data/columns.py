@@ -35,6 +35,7 @@ TEXTS = (
     "premise",
     "question",
     "query",
+    "line",
 )
 LABELS = ("label", "labels", "gold_label", "class", "target", "category", "sentiment", "emotion", "intent", "score")
 
@@ -108,10 +109,10 @@ def read_words(table: datasets.Dataset, column: str) -> list[tuple[str, ...]]:
     values = [value.split() if isinstance(value, str) else value for value in table[column]]
     missing = [row for row, value in enumerate(values) if is_missing(value) or value == []]
     if missing:
-        raise DataError(f"{_rows_have(missing)} no words in {column!r}: {_numbers(missing)}.")
+        raise DataError(f"{_rows_have(missing)} no words in {column!r}: {numbered(missing)}.")
     odd = [row for row, value in enumerate(values) if not is_list_of_text(value)]
     if odd:
-        raise DataError(f"Column {column!r} holds no list of words, and no text, in {_numbers(odd)}.")
+        raise DataError(f"Column {column!r} holds no list of words, and no text, in {numbered(odd)}.")
     return [tuple(value) for value in values]
 
 

@@ -37,7 +37,11 @@ def encode(
     if truncated:
         text = "%d of %d %s rows are longer than the model's %d tokens and were truncated"
         log.info(text, truncated, len(rows), what, limit)
-    fill = {"input_ids": padding_token(tokenizer), "token_type_ids": tokenizer.pad_token_type_id, "attention_mask": 0}
+    fill = {
+        "input_ids": padding_token(tokenizer, items),
+        "token_type_ids": tokenizer.pad_token_type_id,
+        "attention_mask": 0,
+    }
     accepted = set(inspect.signature(model.forward).parameters)
     if getattr(model.config, "type_vocab_size", 2) < 2:
         accepted -= {"token_type_ids"}
@@ -137,11 +141,13 @@ def longest_sentence(model: nn.Module) -> int:
     return int(positions.num_embeddings) - start
 
 
-def padding_token(tokenizer: Any) -> int:
+def padding_token(tokenizer: Any, items: Sequence[Encoded]) -> int:
     """The token that fills rows up; models never look at it."""
-    if tokenizer.pad_token_id is None:
-        raise DataError("The tokenizer has no padding token.")
-    return int(tokenizer.pad_token_id)
+    if tokenizer.pad_token_id is not None:
+        return int(tokenizer.pad_token_id)
+    if len({len(item) for item in items}) > 1:
+        raise DataError("The tokenizer has no padding token, and no end-of-text token to use for it.")
+    return 0  # rows of equal length are not filled up
 
 
 def fingerprint(rows: Sequence[Row], items: Sequence[Encoded]) -> str:

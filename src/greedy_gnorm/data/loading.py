@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from greedy_gnorm.data.batches import Batches, ready_batches
+from greedy_gnorm.data.batches import Batch, Batches, ready_batches
 from greedy_gnorm.data.columns import (
     Columns,
     Format,
@@ -66,13 +67,17 @@ class RowTask(EncodingTask, Protocol):
         """Refuse labels for which quality can't be measured."""
         ...
 
+    def completed(self, batch: Batch) -> Batch:
+        """A batch that the caller has made, with the labels that its tokens imply, if they do."""
+        ...
+
 
 def scoring_batches(
     model: nn.Module, tokenizer: Any, task: RowTask, data: Any, settings: Settings, *, needs_labels: bool = False
 ) -> Batches:
     """Batches for scoring alone, from the validation split if there is one, else the training split, else all rows."""
     if is_ready(data):
-        return ready_batches(data, seed=settings.seed, threshold=settings.threshold)
+        return _ready(task, data, settings)
     splits = read_splits(data)
     split = _first(splits, "validation", "train", WHOLE, "test")
     (rows,) = read_rows([(splits, split, needs_labels)], task, tokenizer, settings)
@@ -85,9 +90,7 @@ def ready_sets(task: RowTask, data: Any, eval_data: Any, settings: Settings) -> 
     """Batches for scoring and for evaluation that the caller has made."""
     if not is_ready(data) or not is_ready(eval_data):
         raise DataError("Batches can't be split into scoring and evaluation rows: give data and eval_data.")
-    scoring, evaluation = (
-        ready_batches(each, seed=settings.seed, threshold=settings.threshold) for each in (data, eval_data)
-    )
+    scoring, evaluation = (_ready(task, each, settings) for each in (data, eval_data))
     if not task.own_labels:
         task.check_labels(_ready_labels(evaluation))
     warn_of_overlap(_token_rows(scoring), _token_rows(evaluation))
@@ -134,7 +137,7 @@ def both_rows(
 def evaluation_batches(model: nn.Module, tokenizer: Any, task: RowTask, data: Any, settings: Settings) -> Batches:
     """Batches for evaluation alone, from the test split if there is one, else the validation split, else all rows."""
     if is_ready(data):
-        batches = ready_batches(data, seed=settings.seed, threshold=settings.threshold)
+        batches = _ready(task, data, settings)
         if not task.own_labels:
             task.check_labels(_ready_labels(batches))
         return batches
@@ -231,6 +234,11 @@ def _read_labels(
     for place, labels in zip(columns, mapped[: len(columns)], strict=True):
         found[place] = labels
     return found
+
+
+def _ready(task: RowTask, data: Any, settings: Settings) -> Batches:
+    batches = ready_batches(data, seed=settings.seed, threshold=settings.threshold)
+    return replace(batches, items=tuple(map(task.completed, batches)))
 
 
 def _token_rows(batches: Batches) -> list[tuple[int, ...]]:

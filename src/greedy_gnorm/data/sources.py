@@ -15,7 +15,15 @@ from greedy_gnorm.errors import DataError
 if TYPE_CHECKING:
     import datasets
 
-BUILDERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet"}
+BUILDERS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".txt": "text",
+}
 READERS: dict[str, Callable[[Path], dict[str, list[Any]]]] = dict.fromkeys(ENDINGS, read_conll)
 """Formats that the `datasets` library does not read: functions from a file to its columns."""
 ENDINGS_READ = (*BUILDERS, *READERS)
@@ -34,6 +42,9 @@ SPLITS = {
 }
 WHOLE = "all rows"
 """The name of a table without splits."""
+
+LINE = "line"
+"""The column of a text file: one row for each line."""
 
 Splits: TypeAlias = "dict[str, datasets.Dataset]"
 
@@ -105,7 +116,8 @@ def _read_file(path: Path) -> datasets.Dataset:
     # Not the shared cache, which confuses files of equal name and time
     with tempfile.TemporaryDirectory(prefix="gnorm-data-") as cache:
         options |= {"data_files": [glob.escape(str(path))], "cache_dir": cache, "keep_in_memory": True}
-        return _read_safely(lambda: datasets.load_dataset(builder, split="train", **options), str(path))
+        table = _read_safely(lambda: datasets.load_dataset(builder, split="train", **options), str(path))
+    return table.rename_column("text", LINE) if builder == "text" else table
 
 
 def _squad_articles(path: Path) -> list[Any] | None:

@@ -23,7 +23,7 @@ from greedy_gnorm.records.header import describe_rows
 from greedy_gnorm.report.evaluation import evaluation_csv, evaluation_markdown
 from greedy_gnorm.settings import EVALUATING, Settings
 from greedy_gnorm.tasks.task import AGREEMENT, Task
-from greedy_gnorm.units import Matrix
+from greedy_gnorm.units import Matrix, quality_text
 
 COLUMNS = ("text", "text_pair", "label")
 """The settings that name columns; those of the run are used unless one of them is given."""
@@ -64,10 +64,11 @@ class Evaluation:
 
     def __repr__(self) -> str:
         before, after = self.quality[self.leading]
-        low, high = self.intervals[self.leading]["change"]
-        change = f"{after - before:+.4f}, 95 % {low:+.4f} to {high:+.4f}"
+        ends = (quality_text(end, "+") for end in self.intervals[self.leading]["change"])
+        change = f"{quality_text(after - before, '+')}, 95 % {' to '.join(ends)}"
         same = "" if self.agreement is None else f", agreement {self.agreement:.4f}"
-        return f"Evaluation({self.rows:,} rows: {self.leading} {before:.4f} to {after:.4f} ({change}){same})"
+        values = f"{quality_text(before)} to {quality_text(after)}"
+        return f"Evaluation({self.rows:,} rows: {self.leading} {values} ({change}){same})"
 
 
 def evaluate(
@@ -79,6 +80,7 @@ def evaluate(
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    block_length: int | None = None,
     label_map: Mapping[str, str] | None = None,
     stride: int = 128,
     threshold: float | None = None,
@@ -101,6 +103,7 @@ def evaluate(
         text: The text column. Default: the run's, else found by name.
         text_pair: The column of the second text of a pair. Default: the run's, else found by name.
         label: The label column. Default: the run's, else found by name.
+        block_length: Tokens in a row of a language model, whose text is cut into blocks. Default: the run's.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}. Default: the run's.
         stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering); at
             most half of a window.
@@ -147,9 +150,8 @@ def _with_defaults_of_run(given: Settings, run: Settings) -> Settings:
     changes: dict[str, Any] = {}
     if all(getattr(given, name) is None for name in COLUMNS):
         changes |= {name: getattr(run, name) for name in COLUMNS}
-    for name in ("label_map", "threshold"):
-        if getattr(given, name) is None:
-            changes[name] = getattr(run, name)
+    optional = ("block_length", "label_map", "threshold")
+    changes |= {name: getattr(run, name) for name in optional if getattr(given, name) is None}
     return given.model_copy(update=changes)
 
 

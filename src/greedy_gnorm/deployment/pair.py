@@ -9,6 +9,7 @@ from typing import Any
 
 from greedy_gnorm.errors import GnormError, RunFolderError
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
+from greedy_gnorm.model.padding import set_padding
 from greedy_gnorm.pruning.run import Run
 from greedy_gnorm.records.journal import RUN_FILE, Journal
 from greedy_gnorm.records.schema import complete_settings
@@ -64,6 +65,8 @@ def load_pair(run: Run | str | Path, model: str | Path | None = None, *, trust_r
         raise GnormError(f"{folder} holds no run ({RUN_FILE}): name the unpruned model with --model.")
     before, after = (load(each, trust_remote_code=trust_remote_code) for each in (model, folder))
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    for each in (before, after):
+        set_padding(each, tokenizer)
     return Pair(before, after, tokenizer, (str(model), str(folder)), folder=folder)
 
 
@@ -75,6 +78,7 @@ def _of_run(folder: Path, model: str | Path | None, trust_remote_code: bool) -> 
     before = load_unpruned(journal, source, trust_remote_code=trust_remote_code)
     after = load(pruned, trust_remote_code=trust_remote_code)
     tokenizer = load_tokenizer(pruned, trust_remote_code=trust_remote_code)
+    set_padding(before, tokenizer)
     return Pair(before, after, tokenizer, (str(source), str(pruned)), _settings(journal.header), folder)
 
 

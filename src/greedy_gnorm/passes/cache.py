@@ -26,6 +26,11 @@ class Cache:
         self._passes: dict[tuple[int, bool], CachedPass] = {}
         self._bytes: dict[tuple[int, bool], int] = {}
 
+    @property
+    def room(self) -> int:
+        """The bytes that are left of the budget."""
+        return self.budget - sum(self._bytes.values())
+
     def get(self, inputs: Any, *, graph: bool) -> CachedPass | None:
         """The last pass over these inputs, with or without a graph for gradients."""
         return self._passes.get((id(inputs), graph))
@@ -34,12 +39,12 @@ class Cache:
         """Whether the size of this pass has been measured."""
         return (id(inputs), graph) in self._bytes
 
-    def store(self, cached: CachedPass, *, graph: bool, size: int = 0) -> bool:
+    def store(self, cached: CachedPass, *, graph: bool, size: float = 0) -> bool:
         """Store a pass if it fits; one that fitted before fits again, because models only shrink."""
         key = (id(cached.inputs), graph)
         if key not in self._bytes:
-            fits = sum(self._bytes.values()) + size <= self.budget
-            self._bytes[key] = size if fits else 0
+            fits = size <= self.room
+            self._bytes[key] = int(size) if fits else 0
             if fits:
                 self._passes[key] = cached
             return fits

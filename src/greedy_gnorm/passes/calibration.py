@@ -106,23 +106,31 @@ class Calibration:
         return Target(self._spill[f"sums-{name}"], self._spill[f"weights-{name}"])
 
     def _run_original(self, number: int) -> None:
-        """Store the sums of all sites for a batch, and how much the outputs depend on each token there."""
+        """Store the sums of all sites for a batch, and how much the outputs depend on each token there.
+
+        Where the model has an output for every token, all tokens count alike.
+        """
         batch, model = self.batches.items[number], self.original.model
+        task = task_of(model)
         sums: list[list[Tensor]] = [[] for _ in self.original]
+        alike = task.for_every_token
         with ExitStack() as stack:
             stack.enter_context(frozen(model))
-            stack.enter_context(torch.enable_grad())
-            for each in self.original:
-                stack.enter_context(_at_sum(each, _requiring_gradient(sums[each.index])))
-            outputs = task_of(model).outputs(model, batch)
-            values = outputs * _signs(outputs, batch, self.batches.seed)
+            stack.enter_context(torch.set_grad_enabled(not alike))
+            for each, found in zip(self.original, sums, strict=True):
+                stack.enter_context(_at_sum(each, found.append if alike else _requiring_gradient(found)))
+            outputs = task.outputs(model, batch)
             tensors = [tensor for found in sums for tensor in found]
-            gradients = iter(torch.autograd.grad(values.sum(), tensors))
+            squares = [torch.ones_like(tensor[..., 0]) for tensor in tensors]
+            if not alike:
+                values = outputs * _signs(outputs, batch, self.batches.seed)
+                squares = [each.square().sum(-1) for each in torch.autograd.grad(values.sum(), tensors)]  # (B, T)
+        remaining = iter(squares)
         for each, found in zip(self.original, sums, strict=True):
             name = f"{each.index}-{number}"
-            squares = [next(gradients).square().sum(-1) for _ in found]  # (B, T)
+            weights = [_token_weights(batch, next(remaining)) for _ in found]
             self._spill[f"sums-{name}"] = _rows(batch, [tensor.detach() for tensor in found])
-            self._spill[f"weights-{name}"] = _rows(batch, [_token_weights(batch, square) for square in squares])
+            self._spill[f"weights-{name}"] = _rows(batch, weights)
 
     def samples(self, sites: Sites) -> Iterator[tuple[Site, Iterator[tuple[Sample, Target]]]]:
         """Each site of a stack of layers in running order, with its samples and targets.

@@ -34,7 +34,7 @@ def measures(task: Task, batches: Batches, statistics: Matrix) -> dict[str, floa
     found: dict[str, float] = {}
     for source, table in by_source(batches, statistics).items():
         if source == PREDICTED:
-            found[AGREEMENT] = task.measures(table)[task.quality]
+            found[AGREEMENT] = task.measures(table)[task.agreement]
         else:
             found |= task.measures(table)
     return found
@@ -63,7 +63,7 @@ class Evaluation:
 def judge(sites: Sites, batches: Batches, measure: str) -> Evaluation:
     """The quality on these rows and those of the other processes, led by a measure."""
     task, statistics = task_of(sites.model), row_statistics(sites, batches).numpy()
-    source, name = (PREDICTED, task.quality) if measure == AGREEMENT else (LABELS, measure)
+    source, name = (PREDICTED, task.agreement) if measure == AGREEMENT else (LABELS, measure)
     table = by_source(batches, statistics)[source]
     right = task.right_rows(table, name)
     return Evaluation(
@@ -82,7 +82,7 @@ def tested(task: Task, batches: Batches, tables: Sequence[Matrix]) -> dict[str, 
     intervals: dict[str, dict[str, Interval]] = {}
     for source in batches.judged_by:
         found = paired_intervals(task, *(by_source(batches, table)[source] for table in tables))
-        intervals |= {AGREEMENT: found[task.quality]} if source == PREDICTED else found
+        intervals |= {AGREEMENT: found[task.agreement]} if source == PREDICTED else found
     return {
         "rows": len(tables[0]),
         "quality": {name: [quality[name] for quality in qualities] for name in qualities[0]},

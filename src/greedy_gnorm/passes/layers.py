@@ -2,11 +2,13 @@
 
 A stack of layers is run layer by layer. Each layer starts from its detached input, so that it has a small graph of its
 own, and the backward pass goes from graph to graph. The results of a layer can therefore be cached: the next pass over
-the same batch runs only the lowest layer that changed and those above it.
+the same batch runs only the lowest layer that changed and those above it. Graphs that would take too much memory are
+not kept until the backward pass: their layers run again when it reaches them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -66,7 +68,8 @@ class LayerPass:
     """A layer's last pass over a batch; with gradients it has its own graph, from `source` to `output`.
 
     `source` is `received` without its graph, and `passed` is `output` without its graph. What one layer passes on is
-    what the next receives, unless the model changes it between them.
+    what the next receives, unless the model changes it between them. If the graph was not kept, `again` runs the layer
+    once more, with one.
     """
 
     received: Tensor
@@ -74,6 +77,7 @@ class LayerPass:
     output: Tensor
     passed: Tensor
     traces: list[Trace]
+    again: Callable[[], LayerPass] | None = None
 
 
 def outputs(sites: Sites, batch: Batch) -> Tensor:
@@ -119,6 +123,9 @@ def _site_gradients(
         (gradient,) = torch.autograd.grad(values.sum(), [stack.passes[-1].passed])
         for place in reversed(range(lowest, len(stack.passes))):
             this = stack.passes[place]
+            if this.again is not None:
+                with first_token_only(sites):
+                    this = this.again()
             traces = [trace for trace in this.traces if trace.site.survivors]
             targets = [target for trace in traces for target in trace.select(names(trace.site))]
             below = [this.source] if place > lowest else []
@@ -268,40 +275,77 @@ def by_layer(sites: Sites, batch: Batch, *, graph: bool) -> Iterator[Stack]:
     if last is not None:
         first = next((place for place, state in enumerate(states) if state != last.states[place]), len(states))
     stack = Stack(list(last.layers[:first]) if last is not None else [])
+    room = Room(sites.model, math.inf if last is not None else max(cache.room, LEAST_ROOM))
     with ExitStack() as patches:
         patches.enter_context(first_token_only(sites))
         lowest = _lowest_layer(sites)
         for place, layer in enumerate(sites.layers):
-            traces = [Trace.of(site) for site in layer.sites]
-            if graph and place >= first:
-                patches.enter_context(record_traces([trace for trace in traces if trace.site.survivors]))
-            part = _LayerPart(place, place >= first, graph and place > lowest, traces)
-            patches.enter_context(replace_forward(layer.module, _run_or_reuse(layer, stack, part, sites.family)))
+            part = _LayerPart(place, place >= first, graph, graph and place > lowest)
+            patches.enter_context(replace_forward(layer.module, _run_or_reuse(layer, stack, part, sites.family, room)))
         yield stack
     current = CachedPass(batch.inputs, states, stack.passes)
-    size = 0 if cache.knows_size(batch.inputs, graph=graph) else _bytes_of(stack.passes, sites.model)
+    size: float = 0
+    if not cache.knows_size(batch.inputs, graph=graph):
+        again = any(this.again is not None for this in stack.passes)
+        size = math.inf if again else _bytes_of(stack.passes, sites.model)
     cache.store(current, graph=graph, size=size)
+
+
+LEAST_ROOM = 2**29
+"""The bytes that the graphs of a pass may take, even if fewer may be kept between passes."""
+
+
+@dataclass
+class Room:
+    """The bytes that the graphs of a pass may still take; layers are alike, so only the first graph is measured."""
+
+    model: nn.Module
+    left: float
+    each: int = 0
+
+    def take(self, this: LayerPass) -> LayerPass:
+        """The pass of a layer, whose graph takes its part of the room."""
+        if self.left < math.inf:
+            self.each = self.each or _bytes_of([this], self.model)
+            self.left -= self.each
+        return this
 
 
 @dataclass(frozen=True)
 class _LayerPart:
-    """The part of a layer in a pass: whether it runs, whether its input needs a gradient, the traces of its sites."""
+    """The part of a layer in a pass: whether it runs, whether with a graph, whether its input needs a gradient."""
 
     place: int
     runs: bool
+    graph: bool
     needs_gradient: bool
-    traces: list[Trace]
 
 
-def _run_or_reuse(layer: Layer, stack: Stack, part: _LayerPart, family: Family) -> Callable[..., Any]:
+def _passed_on(output: Tensor) -> Tensor:
+    """What the next layer gets, from which gradients are taken anew."""
+    return output.detach().requires_grad_(torch.is_grad_enabled())
+
+
+def _run_or_reuse(layer: Layer, stack: Stack, part: _LayerPart, family: Family, room: Room) -> Callable[..., Any]:
     forward = layer.module.forward
 
     def run(hidden: Tensor, *arguments: Any, **options: Any) -> Any:
         if part.runs:
             source = hidden.detach().requires_grad_(part.needs_gradient)
-            output = layer_output(forward(source, *arguments, **options))
-            passed = output.detach().requires_grad_(torch.is_grad_enabled())
-            stack.passes.append(LayerPass(hidden, source, output, passed, part.traces))
+
+            def with_graph() -> LayerPass:
+                traces = [Trace.of(site) for site in layer.sites]
+                with record_traces([trace for trace in traces if trace.site.survivors]):
+                    output = layer_output(forward(source, *arguments, **options))
+                return LayerPass(hidden, source, output, _passed_on(output), traces)
+
+            if part.graph and room.left >= room.each:
+                stack.passes.append(room.take(with_graph()))
+            else:
+                with torch.set_grad_enabled(torch.is_grad_enabled() and not part.graph):
+                    output = layer_output(forward(source, *arguments, **options))
+                again = with_graph if part.graph else None
+                stack.passes.append(LayerPass(hidden, source, output, _passed_on(output), [], again))
         return family.returns(stack.passes[part.place].passed)
 
     return run

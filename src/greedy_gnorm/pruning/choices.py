@@ -15,7 +15,8 @@ from greedy_gnorm.units import Measure, Step, removed_by, unpack_rows
 
 FREE = "free"
 LOSSES = {FREE: 0.0, "-0.5 points": 0.005, "-1 point": 0.01, "-2 points": 0.02, "-5 points": 0.05}
-"""The losses that choices are named after."""
+RELATIVE_LOSSES = {FREE: 0.0, "0.5 % worse": 0.005, "1 % worse": 0.01, "2 % worse": 0.02, "5 % worse": 0.05}
+"""The losses that choices are named after, of measures with a largest value and of those without."""
 KNEE, FASTEST, AND = "knee", "fastest", ", "
 NOT_MEASURABLE = 0.005
 """A loss of at most this is free if its paired interval reaches zero."""
@@ -57,13 +58,19 @@ def choose(steps: Sequence[Step], measure: Measure, rows: int, *, fastest: bool)
 
     Quality was measured on so many `rows`. A step that several names share has all of them.
     """
-    named = {name: _last_within(steps, name, measure, rows) for name in LOSSES}
+    losses = losses_of(measure)
+    named = {name: _last_within(steps, name, measure, rows) for name in losses}
     named |= {FASTEST: len(steps) - 1} if fastest else {KNEE: knee_of(steps, measure)}
     names: dict[int, list[str]] = {}
     for name, place in named.items():
-        if place and not (name in LOSSES and place in names):  # the unpruned model is no choice
+        if place and not (name in losses and place in names):  # the unpruned model is no choice
             names.setdefault(place, []).append(name)
     return [_choice(steps, place, AND.join(each), measure) for place, each in names.items()]
+
+
+def losses_of(measure: Measure) -> dict[str, float]:
+    """The losses that choices are named after, by name."""
+    return RELATIVE_LOSSES if measure.is_relative else LOSSES
 
 
 def _choice(steps: Sequence[Step], place: int, name: str, measure: Measure) -> Choice:
@@ -80,7 +87,7 @@ def _choice(steps: Sequence[Step], place: int, name: str, measure: Measure) -> C
 def _last_within(steps: Sequence[Step], name: str, measure: Measure, rows: int) -> int:
     """The last step within the loss of this name; a loss that is not measurable is as good as none."""
     if name != FREE:
-        return last_within(steps, LOSSES[name], measure)
+        return last_within(steps, losses_of(measure)[name], measure)
 
     def holds(place: int) -> bool:
         if within_drop(steps[place], steps, 0.0, measure):

@@ -39,7 +39,8 @@ def knee(points: Points, *, higher_is_better: bool = True) -> int:
 
 def knee_of(steps: Sequence[Step], measure: Measure) -> int:
     """The step at the knee of a run's curve."""
-    return knee(curve(steps, measure), higher_is_better=measure.higher_is_better)
+    points = [(gone, measure.height(quality)) for gone, quality in curve(steps, measure)]
+    return knee(points, higher_is_better=measure.higher_is_better)
 
 
 def at_share(points: Points, share: float) -> float:
@@ -54,12 +55,11 @@ def mean_over_curve(points: Points) -> float:
     return float(np.trapezoid(quality, units) / (units[-1] - units[0]))
 
 
-def units_before_drop(points: Points, drop: float, *, higher_is_better: bool = True) -> float:
+def units_before_drop(points: Points, drop: float, measure: Measure) -> float:
     """How many units can be removed before quality first falls by more than this."""
     safe = 0.0
     for gone, quality in points:
-        loss = points[0][1] - quality if higher_is_better else quality - points[0][1]
-        if loss > drop + 1e-12:
+        if measure.drop(points[0][1], quality) > drop + 1e-12:
             break
         safe = gone
     return safe

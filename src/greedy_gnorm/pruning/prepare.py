@@ -27,6 +27,7 @@ from greedy_gnorm.data.sets import (
 from greedy_gnorm.errors import DataError, GnormError, UnsupportedModel
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
 from greedy_gnorm.model.modes import convert
+from greedy_gnorm.model.padding import lacks_padding, set_padding
 from greedy_gnorm.model.sites import UNIT_PLURALS, Sites, find_sites
 from greedy_gnorm.passes.calibration import Calibration
 from greedy_gnorm.passes.evaluation import LABELS, with_drawn_labels, with_predictions
@@ -138,7 +139,7 @@ def quality_measure(model: Any, settings: Settings, rows: Batches) -> Measure:
     with the unpruned model where scores use its own labels."""
     task = task_of(model)
     if settings.labels == "own" and settings.metric in (None, AGREEMENT) and not task.own_labels:
-        return replace(task.measure(), name=AGREEMENT)
+        return replace(task.measure(task.agreement), name=AGREEMENT)
     return task.measure(settings.metric, rows)
 
 
@@ -186,6 +187,9 @@ def load_inputs(model: Any, tokenizer: Any, given: Settings, units: str = "heads
             model = load(model, trust_remote_code=given.trust_remote_code)
         if isinstance(tokenizer, str | Path):
             tokenizer = load_tokenizer(tokenizer, trust_remote_code=given.trust_remote_code)
+    if lacks_padding(model, tokenizer):
+        model, tokenizer = copy_sharing_weights(model), copy.deepcopy(tokenizer)
+        set_padding(model, tokenizer)
     sites = find_sites(model, units)
     if units == "both" and not any(site.kind == FFN for site in sites):
         raise UnsupportedModel(
@@ -224,6 +228,7 @@ def working_copy(model: Any, source: Any, given: Settings) -> Any:
     except BaseException:
         shutil.rmtree(folder)
         raise
+    spread.config.pad_token_id = model.config.pad_token_id
     weakref.finalize(spread, shutil.rmtree, folder)
     return spread
 

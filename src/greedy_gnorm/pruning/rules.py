@@ -218,7 +218,7 @@ def _work_rule(text: str, share: float, start: int | None, situation: Situation)
 
 def within_drop(step: Step, history: History, allowed: float, measure: Measure) -> bool:
     """Whether the quality after a step is at most so much below that of the unpruned model."""
-    return measure.worth(measure.of(step)) >= measure.worth(measure.of(history[0])) - allowed - 1e-12
+    return measure.drop(measure.of(history[0]), measure.of(step)) <= allowed + 1e-12
 
 
 PATIENCE = 3
@@ -252,9 +252,9 @@ def _drop_rule(text: str, allowed: float, measure: Measure) -> Rule:
         if len(history) <= PATIENCE or any(within_drop(step, history, limit, measure) for step in recent):
             return None
         verb = "fell" if measure.higher_is_better else "rose"
-        return f"{text}: {measure.name} {verb} by more than {limit:g} in {PATIENCE} steps in a row"
+        return f"{text}: {measure.name} {verb} by more than {measure.amount(limit)} in {PATIENCE} steps in a row"
 
-    why = f"the last one within {allowed:g} of the unpruned {measure.name.replace('_', ' ')}"
+    why = f"the last one within {measure.amount(allowed)} of the unpruned {measure.name.replace('_', ' ')}"
     return Rule(text, check, lambda history: last_within(history, allowed, measure), why=why)
 
 
@@ -270,7 +270,10 @@ def compression_rules(reached: Callable[[Step], bool], max_drop: float | None, t
     return Rules(tuple(rules), measure)
 
 
-@rule("drop=D", "after quality falls by more than D (0.01 is one point of accuracy); the solution loses at most D")
+@rule(
+    "drop=D",
+    "after quality falls by more than D (0.01: one point of accuracy, 1 % of perplexity); the solution loses at most D",
+)
 def drop(argument: str, situation: Situation) -> Rule:
     return _drop_rule(f"drop={argument}", parse_drop(argument, situation.measure), situation.measure)
 

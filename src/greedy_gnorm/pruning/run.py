@@ -19,7 +19,18 @@ from greedy_gnorm.pruning.loop import Plan, prune_steps
 from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.shown import Shown
 from greedy_gnorm.tasks.task import measure_of
-from greedy_gnorm.units import KINDS, UNIT_WORDS, Latency, Measure, SiteInfo, Step, Unit, by_site, removed_by
+from greedy_gnorm.units import (
+    KINDS,
+    UNIT_WORDS,
+    Latency,
+    Measure,
+    SiteInfo,
+    Step,
+    Unit,
+    by_site,
+    quality_text,
+    removed_by,
+)
 
 OnStep = Callable[[Step, int, int], None]
 """Called with each new step, the progress so far and its end: units removed, or rounds where a budget is reached."""
@@ -110,7 +121,8 @@ class Run(Shown):
         yield "quality", f"{_change(name, self.measure.of(first), self.measure.of(chosen))} on {rows:,} choosing rows"
         if self.test is not None:
             interval = self.test["intervals"].get(name)
-            within = f", 95 % interval {interval['change'][0]:+.4f} to {interval['change'][1]:+.4f}" if interval else ""
+            ends = [quality_text(end, "+") for end in interval["change"]] if interval else []
+            within = f", 95 % interval {' to '.join(ends)}" if ends else ""
             yield "test", f"{_change(name, *self.test['quality'][name])} on {self.test['rows']:,} test rows{within}"
         if self.latencies:
             largest = max(self.latencies, key=lambda latency: latency.batch * latency.tokens)
@@ -187,7 +199,7 @@ class Run(Shown):
 
 
 def _change(name: str, before: float, after: float) -> str:
-    return f"{name} {before:.4f} -> {after:.4f} ({after - before:+.4f})"
+    return f"{name} {quality_text(before)} -> {quality_text(after)} ({quality_text(after - before, '+')})"
 
 
 def sites_of(header: Mapping[str, Any]) -> list[SiteInfo]:

@@ -59,6 +59,8 @@ _ROWS = {
     "source": _word,
     "rows": _count,
     "batches": _count,
+    "tokens?": _count,
+    "longest?": _count,
     "truncated": _count,
     "fingerprint": _word,
     "in_memory?": _flag,

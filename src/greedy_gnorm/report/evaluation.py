@@ -20,7 +20,7 @@ def measure_table(content: Content) -> Cells:
     cells = []
     for name, (before, after) in content["quality"].items():
         known = content["intervals"].get(name, {})
-        change = with_interval(after - before, known.get("change"), "+.4f")
+        change = with_interval(after - before, known.get("change"), "+")
         if name == "agreement":  # of the unpruned model with itself
             cells.append([name, "", with_interval(after, known.get("after")), ""])
         else:

@@ -12,7 +12,7 @@ from greedy_gnorm.report.compression import axis_title, counted
 from greedy_gnorm.report.page import Page, PageRun, measure_named
 from greedy_gnorm.report.tables import comparison_tables, measure_title, megabytes, test_table, with_interval
 from greedy_gnorm.report.verdict import measurement
-from greedy_gnorm.units import Measure, removed_by, unit_name
+from greedy_gnorm.units import Measure, quality_text, removed_by, unit_name
 
 
 class Table(NamedTuple):
@@ -27,9 +27,9 @@ class Worse(str):
     """A cell that shows a loss of quality."""
 
 
-def signed(change: float, measure: Measure, form: str = "+.4f") -> str:
+def signed(change: float, measure: Measure, form: str | None = None) -> str:
     """A change of quality as a cell, marked where it is a loss."""
-    text = f"{change:{form}}"
+    text = quality_text(change, "+") if form is None else f"{change:{form}}"
     return Worse(text) if measure.worth(change) < 0 and float(text) else text
 
 
@@ -145,7 +145,7 @@ def step_table(run: PageRun) -> Table:
                 str(step.step),
                 str(gone),
                 ", ".join(unit_name(sites, unit) for unit in step.removed) or "-",
-                *(f"{value:.4f}" for value in step.quality.values()),
+                *map(quality_text, step.quality.values()),
                 f"{step.parameters:,}",
                 megabytes(step.bytes),
                 f"{sum(step.seconds.values()):.2f}",
@@ -165,7 +165,7 @@ def _round_table(run: PageRun) -> Table:
             str(step.step),
             *(f"{kept.gone(step.step):,}" for kept in kinds),
             counted(kinds, step.step) or "-",
-            *(f"{value:.4f}" for value in step.quality.values()),
+            *map(quality_text, step.quality.values()),
             f"{work[step.step]:.1f}",
             f"{step.parameters:,}",
             megabytes(step.bytes),

@@ -36,6 +36,7 @@ def details(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
     ]
     for part, rows in page.runs[0].journal.header["data"].items():
         facts = [("source", rows["source"]), ("rows", f"{rows['rows']:,} in {rows['batches']} batches")]
+        facts += [("tokens", f"{rows['tokens']:,}, {rows['longest']:,} at most in a row")] if "tokens" in rows else []
         facts += [("truncated", f"{rows['truncated']} rows")] if rows["truncated"] else []
         groups.append((f"Rows for {part}", [*facts, ("fingerprint", rows["fingerprint"])]))
     if costs := _costs(page.runs[0].journal.header):

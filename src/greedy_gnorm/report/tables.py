@@ -10,8 +10,8 @@ from typing import Any
 
 from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.model.sizes import MEGABYTE, Counts
-from greedy_gnorm.pruning.choices import AND, FREE, LOSSES, Choice
-from greedy_gnorm.units import Latency, Measure, Step
+from greedy_gnorm.pruning.choices import AND, FREE, LOSSES, RELATIVE_LOSSES, Choice
+from greedy_gnorm.units import Latency, Measure, Step, quality_text
 
 Quality = tuple[str, float, float]
 """The name of the measure, its value before and after."""
@@ -102,7 +102,7 @@ class SizeTable:
         cells = [[row.name, *row.cells(self.precision)] for row in self.rows]
         if self.quality is not None:
             name, before, after = self.quality
-            texts = [f"{100 * value:.2f}%" if name == "accuracy" else f"{value:.4f}" for value in (before, after)]
+            texts = [f"{100 * value:.2f}%" if name == "accuracy" else quality_text(value) for value in (before, after)]
             cells.append([in_words(name).capitalize(), texts[0], "", "", texts[1], "", ""])
         return cells
 
@@ -151,13 +151,14 @@ def test_table(test: Mapping[str, Any], measure: Measure) -> tuple[list[str], li
     for name, (before, after) in test["quality"].items():
         known = test["intervals"].get(name)
         sides = [with_interval(value, known and known[side]) for value, side in ((before, "before"), (after, "after"))]
-        cells.append([name, *sides, with_interval(after - before, known and known["change"], "+.4f")])
+        cells.append([name, *sides, with_interval(after - before, known and known["change"], "+")])
     return [f"{test['rows']:,} test rows (95 % interval)", "before", "after", "change"], cells
 
 
-def with_interval(value: float, interval: Sequence[float] | None, form: str = ".4f") -> str:
-    """A value with its 95 % interval, where that is known."""
-    return f"{value:{form}}" + (f" ({interval[0]:{form}} to {interval[1]:{form}})" if interval else "")
+def with_interval(value: float, interval: Sequence[float] | None, sign: str = "") -> str:
+    """A value, or a change if `sign` is +, with its 95 % interval where that is known."""
+    around = f" ({' to '.join(quality_text(end, sign) for end in interval)})" if interval else ""
+    return quality_text(value, sign) + around
 
 
 def choices_table(choices: Sequence[Choice], first: Step, measure: Measure) -> tuple[list[str], list[list[str]]]:
@@ -188,4 +189,5 @@ def take_option(choice: Choice) -> str:
 def take_name(choice: Choice) -> str:
     """What `Run.at` takes a choice by: the first of its names."""
     name = choice.name.split(AND)[0]
-    return f"drop={LOSSES[name]:g}" if name in LOSSES and name != FREE else name
+    losses = LOSSES | RELATIVE_LOSSES
+    return f"drop={losses[name]:g}" if name in losses and name != FREE else name

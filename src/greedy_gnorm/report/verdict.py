@@ -11,7 +11,7 @@ from markupsafe import Markup
 from greedy_gnorm.pruning.choices import change_of
 from greedy_gnorm.report.page import Page, PageRun
 from greedy_gnorm.report.tables import in_words, measure_title, megabytes
-from greedy_gnorm.units import Measure
+from greedy_gnorm.units import Measure, quality_text
 
 
 @dataclass(frozen=True)
@@ -104,18 +104,22 @@ def _of_comparison(page: Page, gone: Markup, cost: Change) -> Markup:
         where = f"With {left[run.summarized.step]:.0f} % of the {page.part} left"
     else:
         to, where = "pruned down to the last head", "At the knee of its curve"
-    change = Markup(CHANGE).format(in_words(page.quality), cost.before, cost.after)
+    change = _went(page.quality, cost)
     return Markup("{} methods, each {} and evaluated on the same {}. {}, <b>{}</b> has removed {}; {}.").format(
         count, to, rows, where, run.line, gone, change
     )
 
 
-CHANGE = '{} went from <span class="number">{:.4f}</span> to <span class="number">{:.4f}</span>'
+CHANGE = '{} went from <span class="number">{}</span> to <span class="number">{}</span>'
+
+
+def _went(quality: str, cost: Change) -> Markup:
+    return Markup(CHANGE).format(in_words(quality), quality_text(cost.before), quality_text(cost.after))
 
 
 def _costs(cost: Change) -> Markup:
     """The sentence about quality, with a word on whether the loss can be measured."""
-    change = Markup(CHANGE).format(in_words(cost.measure.name), cost.before, cost.after)
+    change = _went(cost.measure.name, cost)
     if cost.intervals is None:
         return Markup("On {}, {}.").format(cost.rows, change)
     low, high = cost.intervals["change"]
@@ -124,9 +128,9 @@ def _costs(cost: Change) -> Markup:
     else:
         word = "a measurable gain" if cost.is_measurable else "no measurable change"
     return Markup(
-        'On {}, {}: a change of <span class="number">{:+.4f}</span> (95 % interval <span class="number">{:+.4f}</span> '
-        'to <span class="number">{:+.4f}</span>), {}.'
-    ).format(cost.rows, change, cost.value, low, high, word)
+        'On {}, {}: a change of <span class="number">{}</span> (95 % interval <span class="number">{}</span> to '
+        '<span class="number">{}</span>), {}.'
+    ).format(cost.rows, change, *(quality_text(each, "+") for each in (cost.value, low, high)), word)
 
 
 def _gains(run: PageRun) -> Markup:
@@ -160,10 +164,10 @@ def figures(page: Page) -> Iterator[Figure]:
         share = f"{gone / kept.total:.0%} of all {kept.words}" if kept.total else ""
         yield Figure(f"{kept.words.capitalize()} removed", f"{gone:,}", f" of {kept.total:,}", share)
     cost = quality_change(run, page.measure)
-    how = f"from {cost.before:.4f} ({cost.value:+.4f}) on {cost.rows}"
+    how = f"from {quality_text(cost.before)} ({quality_text(cost.value, '+')}) on {cost.rows}"
     if cost.intervals is not None:
-        how = f"95 % interval {{:.4f}} to {{:.4f}}, {how}".format(*cost.intervals["after"])
-    yield Figure(measure_title(page.measure), f"{cost.after:.4f}", "", how, cost.is_worrying)
+        how = f"95 % interval {' to '.join(map(quality_text, cost.intervals['after']))}, {how}"
+    yield Figure(measure_title(page.measure), quality_text(cost.after), "", how, cost.is_worrying)
     size = f"from {megabytes(first.bytes)} MB ({chosen.bytes / first.bytes - 1:+.1%})"
     yield Figure(f"Size ({run.precision.name})", megabytes(chosen.bytes), " MB", size)
     if first.cost.multiplications and chosen.cost.multiplications:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -55,6 +56,8 @@ class Task(ABC):
     """What is counted where each class has numbers of its own."""
     library: ClassVar[str] = "transformers"
     """The library that loads a saved model, as the hub names it."""
+    for_every_token: ClassVar[bool] = False
+    """Whether the model has an output for every token, so that all tokens count alike."""
 
     def __init__(self, config: Any, model: nn.Module | None = None) -> None:
         self.config = config
@@ -64,6 +67,11 @@ class Task(ABC):
     def quality(self) -> str:
         """The name of the measure that leads unless the user names another."""
         return self.metrics[0].name
+
+    @property
+    def agreement(self) -> str:
+        """The measure that is called agreement where labels are the unpruned model's predictions."""
+        return self.quality
 
     def measure(self, name: str | None = None, rows: Batches | None = None) -> Measure:
         """The measure of this name, or the one that leads; `rows` are those that it is measured on."""
@@ -112,6 +120,10 @@ class Task(ABC):
                 f"All {len(labels)} evaluation rows have the same label, so quality can't be measured ({self.name}). "
                 f"Give rows with at least two different labels."
             )
+
+    def completed(self, batch: Batch) -> Batch:
+        """A batch that the user has made, with the labels that its tokens imply, if they do."""
+        return batch
 
     def doubts(self, labels: Sequence[Any], quality: Mapping[str, float]) -> list[str]:
         """What makes the unpruned model's quality on rows with these labels doubtful, as sentences."""
@@ -192,7 +204,7 @@ class Task(ABC):
 
 
 AGREEMENT = "agreement"
-"""The quality where labels are the unpruned model's predictions: the task's leading measure with these labels."""
+"""The quality where labels are the unpruned model's predictions: a measure of the task with these labels."""
 TASKS: Registry[type[Task]] = Registry("task")
 
 
@@ -227,8 +239,8 @@ def uses_own_labels(task: Task, settings: Settings) -> bool:
 
 
 def measure_of(header: Mapping[str, Any]) -> Measure:
-    """The measure that a record follows; its largest value is that of the tasks that have it."""
+    """The measure that a record follows, as the tasks that have it describe it."""
     name = str(header["quality"])
     known = (each for task in TASKS for each in TASKS[task].metrics if name in (each.name, AGREEMENT))
-    largest = next((each.largest for each in known), None)
-    return Measure(name, bool(header.get("higher_is_better", True)), largest)
+    found = next(known, Measure(name))
+    return replace(found, name=name, higher_is_better=bool(header.get("higher_is_better", True)))
