@@ -95,6 +95,8 @@ def bench(
         raise GnormError(f"seconds must be a number above 0, not {seconds!r}.")
     chosen, left_out = _available(runtimes)
     pair = load_pair(run, model, trust_remote_code=trust_remote_code)
+    if runtimes is None and not pair.task.output_names:
+        chosen, left_out = [TORCH], [f"onnxruntime and int8: not for this model ({pair.task.name})."]
     shapes = [(rows, length) for length in counts["tokens"] for rows in counts["batches"]]
     fitting = possible(pair.before, shapes)
     most = longest_sentence(pair.before)

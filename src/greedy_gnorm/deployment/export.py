@@ -141,7 +141,10 @@ def output_names(model: nn.Module) -> list[str]:
     """The outputs of an exported model; refuses models that can't be exported."""
     task = task_of(model)
     if not task.output_names:
-        raise UnsupportedModel(f"{type(model).__name__} can't be exported to ONNX ({task.name}).")
+        raise UnsupportedModel(
+            f"{type(model).__name__} can't be exported to ONNX ({task.name}): a model that generates text needs a cache, "
+            f"which this export does not write."
+        )
     return list(task.output_names)
 
 

@@ -77,7 +77,7 @@ def describe_source(given: Any, word: str = "name") -> dict[str, Any]:
 
 def describe_rows(source: Any, batches: Batches) -> dict[str, Any]:
     """Rows as the header describes them; `tokens` are those of all rows, `longest` those of the longest one."""
-    lengths = batches.lengths().values()
+    lengths = batches.lengths()
     return {
         **describe_source(source, "source"),
         "rows": batches.data_rows,

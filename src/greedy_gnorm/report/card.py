@@ -45,8 +45,11 @@ def model_card(run: Run, form: str = "pruned") -> str:
 
 
 def _how_to_load(task: Task, form: str) -> str:
+    """The lines of code; those of a pipeline only if transformers has one for the task."""
+    from transformers.pipelines import PIPELINE_REGISTRY
+
     also = classify = ""
-    if task.has_pipeline:
+    if task.pipeline in PIPELINE_REGISTRY.get_supported_tasks():
         also, classify = ", pipeline", f'classify = pipeline("{task.pipeline}", FOLDER, trust_remote_code=True)\n'
     return HOW_TO_LOAD[form].format(auto_class=task.auto_class, also=also, classify=classify).rstrip()
 
@@ -82,17 +85,6 @@ def _result(run: Run, shown: PageRun) -> Iterator[str]:
         yield as_markdown(["step", *columns], [[str(row.step), row.name, *row.cells] for row in others]).rstrip()
     if run.latencies:
         yield as_markdown(LATENCY_COLUMNS, [latency_cells(latency) for latency in run.latencies]).rstrip()
-
-
-def _how_to_load(task: Task, form: str) -> str:
-    """The lines of code; those of a pipeline only if transformers has one for the task."""
-    from transformers.pipelines import PIPELINE_REGISTRY
-
-    text = HOW_TO_LOAD[form].format(auto_class=task.auto_class, pipeline=task.pipeline).rstrip()
-    if task.pipeline in PIPELINE_REGISTRY.get_supported_tasks():
-        return text
-    lines = text.replace(", pipeline\n", "\n").splitlines()
-    return "\n".join(line for line in lines if "pipeline(" not in line)
 
 
 def _names(run: Run) -> str:

@@ -23,6 +23,8 @@ from greedy_gnorm.units import Matrix, Measure, Vector
 if TYPE_CHECKING:
     from torch import nn
 
+    from greedy_gnorm.data.batches import Batches
+
 log = logging.getLogger("greedy_gnorm")
 
 PROMPTS = ("sent1", "article", "context", "passage", "ctx", "prompt", "premise", "question", "goal", "text", "sentence")
@@ -43,7 +45,6 @@ class MultipleChoice(SingleLabel):
     metrics = (ACCURACY, LOSS)
     auto_class = "AutoModelForMultipleChoice"
     pipeline = "multiple-choice"
-    has_pipeline = False
     choices = True
     format = Format(
         tuple((prompt, choices) for prompt in PROMPTS for choices in LISTS),
@@ -56,7 +57,7 @@ class MultipleChoice(SingleLabel):
         """By the class alone, whatever number of labels the configuration names."""
         return super(SequenceTask, cls).fits(model)
 
-    def offered_metrics(self) -> Sequence[Measure]:
+    def offered_metrics(self, rows: Batches | None = None) -> Sequence[Measure]:
         return self.metrics
 
     def read_texts(

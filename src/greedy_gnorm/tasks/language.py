@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greedy_gnorm.data.columns import LABELS, TEXTS, Columns, Format, LabelColumn, read_texts
-from greedy_gnorm.data.rows import Encoded, Label, Row, Text
+from greedy_gnorm.data.rows import IGNORED, Encoded, Label, Row, Text
 from greedy_gnorm.data.sources import LINE
 from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.settings import Settings
@@ -50,6 +50,7 @@ class LanguageModel(Task):
     format = Format((), TEXTS, LABELS)
     labelled = False
     for_every_token = True
+    output_names = ()
 
     @property
     def agreement(self) -> str:
@@ -107,8 +108,6 @@ class LanguageModel(Task):
     def completed(self, batch: Batch) -> Batch:
         if batch.labels is not None:
             return batch
-        from greedy_gnorm.data.encoding import IGNORED
-
         return replace(batch, labels=batch.inputs["input_ids"].masked_fill(batch.real_tokens() == 0, IGNORED))
 
     def check_labels(self, labels: Sequence[Any]) -> None:
@@ -168,7 +167,6 @@ class LanguageModel(Task):
         """The tokens chosen by the logits, each as the label of the position after the one that predicts it."""
         import torch
 
-        from greedy_gnorm.data.encoding import IGNORED
         from greedy_gnorm.tasks.vocabulary import chunked
 
         counted = self._counted(batch).to(outputs.device)
@@ -207,8 +205,6 @@ def _measures(sums: Matrix) -> dict[str, Vector]:
 
 def _with_labels(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Which positions have a label to predict, and those labels, both (B, T - 1)."""
-    from greedy_gnorm.data.encoding import IGNORED
-
     return labels[:, 1:] != IGNORED, labels[:, 1:]
 
 

@@ -36,8 +36,7 @@ class Task(ABC):
     """Whether each row has one correct class."""
     auto_class: ClassVar[str]
     pipeline: ClassVar[str]
-    has_pipeline: ClassVar[bool] = True
-    """Whether transformers has a pipeline of this name; the hub knows more tasks."""
+    """The name that the hub has for the task; transformers may have a pipeline for it."""
     format: ClassVar[Format] = SENTENCES
     """The common names of columns in the data of this task."""
     labelled: ClassVar[bool] = True
@@ -45,7 +44,7 @@ class Task(ABC):
     row: ClassVar[type[Row]] = Row
     """What a row of the data is."""
     output_names: ClassVar[tuple[str, ...]] = ("logits",)
-    """The names of the model's outputs that the task reads."""
+    """The names of the model's outputs that the task reads; none where ONNX can't give them."""
     choices: ClassVar[bool] = False
     """Whether a row is several sequences, one of which the model chooses: inputs are (rows, choices, tokens)."""
     own_labels: ClassVar[bool] = False
