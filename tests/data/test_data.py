@@ -252,7 +252,7 @@ def test_regression():
     rows = [{"text": row["text"], "score": place / 10} for place, row in enumerate(tiny_rows(20))]
     _, evaluation = both(rows, model=model)
     quality = evaluate(find_sites(model, "heads"), evaluation)
-    assert list(quality) == ["r2", "mean_absolute_error", "loss"]
+    assert list(quality) == ["r2", "pearson", "spearman", "mean_absolute_error", "loss"]
     logits, truth = predictions(find_sites(model, "heads"), evaluation)
     assert quality["loss"] == pytest.approx(float((logits[:, 0].double() - truth).square().mean()), rel=1e-6)
     assert gg.score(model, rows, tokenizer=TOKENIZER, objective="loss").values.shape == (3, 4)

@@ -160,7 +160,7 @@ def test_regression_has_measures_and_agreement_only(tmp_path, capsys):
     ]
     run = gg.prune(model, batches[:1], eval_data=batches[1:2], stop="heads=4")
     done = gg.evaluate(run, batches[1:], out=tmp_path)
-    assert set(done.quality) == {"r2", "mean_absolute_error", "loss", "agreement"}
+    assert set(done.quality) == {"r2", "pearson", "spearman", "mean_absolute_error", "loss", "agreement"}
     assert done.quality["agreement"][0] == 1.0 != done.agreement
     assert (done.classes, done.per_class, done.confusion, done.changed_count) == ((), (), None, None)
     assert {path.name for path in tmp_path.iterdir()} == {"eval.json", "eval.md", "measures.csv"}

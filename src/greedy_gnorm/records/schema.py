@@ -262,7 +262,7 @@ def predictions_fault(content: Any) -> str | None:
     if not together & content.keys():
         return None  # a row may have several classes
     if not together <= content.keys():
-        return f"it has no {min(together - content.keys())}"
+        return f"{min(together - content.keys())} is missing"
     for side in ("before", "after"):
         matrix = content["confusion"][side]
         if len(matrix) != len(classes) or any(len(row) != len(classes) for row in matrix):
