@@ -142,7 +142,7 @@ def output_names(model: nn.Module) -> list[str]:
     task = task_of(model)
     if not task.output_names:
         raise UnsupportedModel(
-            f"{type(model).__name__} can't be exported to ONNX ({task.name}): a model that generates text needs a cache, "
+            f"{type(model).__name__} can't be exported to ONNX ({task.name}): to generate text it needs a cache, "
             f"which this export does not write."
         )
     return list(task.output_names)
