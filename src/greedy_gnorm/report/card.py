@@ -117,7 +117,7 @@ from transformers import {auto_class}, AutoTokenizer, pipeline
 
 model = {auto_class}.from_pretrained(FOLDER, trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-classify = pipeline("{pipeline}", FOLDER, trust_remote_code=True)
+predict = pipeline("{pipeline}", FOLDER, trust_remote_code=True)
 ```
 
 or with greedy-gnorm, which runs no code from the folder: `greedy_gnorm.load(FOLDER)`.
