@@ -60,7 +60,7 @@ def score(
     label_map: Mapping[str, str] | None = None,
     threshold: float | None = None,
     labels: str = "data",
-    stride: int = 128,
+    stride: int | None = None,
     dtype: str = "auto",
     device: str | None = None,
     device_map: str | Mapping[str, int | str] | None = None,
@@ -91,8 +91,8 @@ def score(
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
         threshold: The probability above which a label is predicted, where a row may have several. Default: 0.5.
         labels: "data", or "own" to score with labels drawn from the model's own predictions.
-        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering); at
-            most half of a window.
+        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).
+            Default: 128, and at most half of a window.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
             for half-precision models.
         device: Where to compute, such as "cpu", "cuda" or "cuda:1". Default: a GPU if there is one.
@@ -159,7 +159,7 @@ def prune(
     recompute: int | None = None,
     recover: str | None = None,
     labels: str = "data",
-    stride: int = 128,
+    stride: int | None = None,
     calibration_tokens: int = 65536,
     dtype: str = "auto",
     device: str | None = None,
@@ -209,8 +209,8 @@ def prune(
             factor for each unit, "none" does nothing. Default: the method's own.
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
             labels is enough; quality is then the agreement with the unpruned model.
-        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering); at
-            most half of a window.
+        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).
+            Default: 128, and at most half of a window.
         calibration_tokens: Tokens of the rows that output projections are fitted on; they need no labels.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
             for half-precision models.
@@ -263,7 +263,7 @@ def compress(
     units: str | None = None,
     recover: str | None = None,
     labels: str = "data",
-    stride: int = 128,
+    stride: int | None = None,
     calibration_tokens: int = 65536,
     macs: float | None = None,
     speedup: float | None = None,
@@ -322,8 +322,8 @@ def compress(
             factor for each unit, "none" does nothing. Default: the method's own.
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
             labels is enough; quality is then the agreement with the unpruned model.
-        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering); at
-            most half of a window.
+        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).
+            Default: 128, and at most half of a window.
         calibration_tokens: Tokens of the rows that output projections are fitted on; they need no labels.
         macs: Multiplications to keep at most, as a share of the unpruned model's.
         speedup: How many times faster the model should be, by times measured on this machine.
@@ -449,7 +449,7 @@ def compare(
     heads_per_step: int | None = None,
     recompute: int | None = None,
     labels: str = "data",
-    stride: int = 128,
+    stride: int | None = None,
     calibration_tokens: int = 65536,
     dtype: str = "auto",
     device: str | None = None,
@@ -492,8 +492,8 @@ def compare(
         recompute: Steps from one scoring to the next; 0 scores only once. Default: the method's own number.
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
             labels is enough; quality is then the agreement with the unpruned model.
-        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering); at
-            most half of a window.
+        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).
+            Default: 128, and at most half of a window.
         calibration_tokens: Tokens of the rows that output projections are fitted on; they need no labels.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
             for half-precision models.

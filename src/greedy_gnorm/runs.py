@@ -110,7 +110,8 @@ def perform(
         if recovery is not None:
             recovery.calibration.clear()  # gigabytes on disk, and computed again when another step is rebuilt
         tests, predictions = (None, None) if test is None else _tested(unpruned, pruned, test, given)
-        _warn_of_other_losses(tests, steps, chosen, measure_of(header), classes=bool(task_of(pruned).classes))
+        if not task_of(pruned).own_labels:  # how much each of those measures falls is known to differ
+            _warn_of_other_losses(tests, steps, chosen, measure_of(header), classes=bool(task_of(pruned).classes))
         run = Run(
             steps, steps[chosen], pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices, predictions,
             why,
@@ -172,7 +173,7 @@ def _tested(before: Any, after: Any, test: Batches, given: Settings) -> tuple[di
     """The quality of both models on the test rows, in the precision of the run, and what they predict for them."""
     place, task = (device_for(given), dtype_for(before, given)), task_of(before)
     with phase("Testing"):
-        sides = [find_sites(copy.deepcopy(model).to(*place)) for model in (before, after)]
+        sides = [find_sites(convert(copy.deepcopy(model), *place)) for model in (before, after)]
         tables = [row_statistics(sites, test).numpy() for sites in sides]
         examples = MOST_EXAMPLES if given.examples else 0
         return tested(task, test, tables), compared_predictions(task, test, tables, examples)

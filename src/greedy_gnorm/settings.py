@@ -201,10 +201,11 @@ class Settings(BaseModel):
         "without labels is enough.",
         "'data' or 'own'",
     )
-    stride: Count = _setting(
-        128,
-        "Tokens that neighbouring windows share, where a context is longer than a window (question answering); at most "
-        "half of a window.",
+    stride: Count | None = _setting(
+        None,
+        "Tokens that neighbouring windows share, where a context is longer than a window (question answering). "
+        "Default: 128, and at most half of a window.",
+        "a whole number, 0 or more",
     )
     calibration_tokens: Positive = _setting(65536, "Tokens of the rows that output projections are fitted on.")
     macs: Fraction | None = _setting(

@@ -91,7 +91,7 @@ def ready_sets(task: RowTask, data: Any, eval_data: Any, settings: Settings) -> 
     if not is_ready(data) or not is_ready(eval_data):
         raise DataError("Batches can't be split into scoring and evaluation rows: give data and eval_data.")
     scoring, evaluation = (_ready(task, each, settings) for each in (data, eval_data))
-    if not task.own_labels:
+    if needs_ready_labels(task, settings):
         task.check_labels(_ready_labels(evaluation))
     warn_of_overlap(_token_rows(scoring), _token_rows(evaluation))
     return scoring, evaluation
@@ -138,7 +138,7 @@ def evaluation_batches(model: nn.Module, tokenizer: Any, task: RowTask, data: An
     """Batches for evaluation alone, from the test split if there is one, else the validation split, else all rows."""
     if is_ready(data):
         batches = _ready(task, data, settings)
-        if not task.own_labels:
+        if needs_ready_labels(task, settings):
             task.check_labels(_ready_labels(batches))
         return batches
     splits, needed = read_splits(data), needs_row_labels(task, settings)
@@ -149,6 +149,11 @@ def evaluation_batches(model: nn.Module, tokenizer: Any, task: RowTask, data: An
     if needed:
         task.check_labels([row.label for row in rows])
     return encode(rows, model, tokenizer, task, settings, "evaluation")
+
+
+def needs_ready_labels(task: RowTask, settings: Settings) -> bool:
+    """Whether the caller's own batches must have labels; those of a language model are completed."""
+    return settings.labels == "data" and not task.own_labels
 
 
 def needs_row_labels(task: RowTask, settings: Settings) -> bool:

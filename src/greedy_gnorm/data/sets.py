@@ -83,11 +83,11 @@ def divided_rows(
     """
     pool, validation, test = _splits_by_use(task, tokenizer, data, eval_data, settings, needs_labels=needs_labels)
     if validation is None and test is None:
-        if len({row.words for row in pool}) < LITTLE:
+        if (texts := len({row.words for row in pool})) < LITTLE:
             pool, validation = split_rows(pool, settings.samples, settings.seed)
             warnings.warn(
-                f"There are only {len(pool) + len(validation)} rows, so the step is chosen and its quality reported on "
-                f"the same {len(validation)} rows: the report may be too good. Give {LITTLE} rows or more.",
+                f"There are only {texts} different rows, so the step is chosen and its quality reported on the same "
+                f"{len(validation)} rows: the report may be too good. Give {LITTLE} or more.",
                 stacklevel=3,
             )
         else:

@@ -82,7 +82,7 @@ def evaluate(
     label: str | None = None,
     block_length: int | None = None,
     label_map: Mapping[str, str] | None = None,
-    stride: int = 128,
+    stride: int | None = None,
     threshold: float | None = None,
     dtype: str = "auto",
     device: str | None = None,
@@ -105,8 +105,8 @@ def evaluate(
         label: The label column. Default: the run's, else found by name.
         block_length: Tokens in a row of a language model, whose text is cut into blocks. Default: the run's.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}. Default: the run's.
-        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering); at
-            most half of a window.
+        stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).
+            Default: the run's, else 128, and at most half of a window.
         threshold: The probability above which a label is predicted, where a row may have several. Default: the run's.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
             for half-precision models.
@@ -125,7 +125,7 @@ def evaluate(
     given, task = _with_defaults_of_run(given, pair.settings), pair.task
     batches = evaluation_batches(pair.before, pair.tokenizer, task, data, given).to(device_for(given))
     models = [on_device(each, given) for each in (pair.before, pair.after)]
-    if not task.tells_agreement:
+    if not task.tells_agreement or any(batch.labels is None for batch in batches):
         batches = with_predictions(models[0], batches)
     tables = [row_statistics(find_sites(each), batches).numpy() for each in models]
     quality = tested(task, *_with_agreement(task, batches, tables))
@@ -135,7 +135,7 @@ def evaluate(
         *pair.names,
         describe_rows(data, batches),
         quality["rows"],
-        task.measure(pair.settings.metric, batches).name,
+        _leading(task, pair.settings, batches, quality["quality"]),
         quality["quality"],
         quality["intervals"],
         **{name: predictions[name] for name in kept if name in predictions},
@@ -150,9 +150,16 @@ def _with_defaults_of_run(given: Settings, run: Settings) -> Settings:
     changes: dict[str, Any] = {}
     if all(getattr(given, name) is None for name in COLUMNS):
         changes |= {name: getattr(run, name) for name in COLUMNS}
-    optional = ("block_length", "label_map", "threshold")
+    optional = ("block_length", "label_map", "stride", "threshold")
     changes |= {name: getattr(run, name) for name in optional if getattr(given, name) is None}
-    return given.model_copy(update=changes)
+    return given.model_copy(update=changes | {"labels": run.labels})
+
+
+def _leading(task: Task, run: Settings, batches: Batches, quality: Mapping[str, Any]) -> str:
+    """The measure that the run follows, if these rows have it; without labels, the agreement."""
+    if run.metric in quality:
+        return str(run.metric)
+    return task.measure(rows=batches).name if LABELS in batches.judged_by else AGREEMENT
 
 
 def _with_agreement(task: Task, batches: Batches, tables: Sequence[Matrix]) -> tuple[Batches, list[Matrix]]:

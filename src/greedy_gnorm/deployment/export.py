@@ -23,6 +23,7 @@ from greedy_gnorm.data.sets import EVALUATION, TEST
 from greedy_gnorm.deployment.speed import timed
 from greedy_gnorm.errors import DataError, GnormError, RunFolderError, UnsupportedModel
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
+from greedy_gnorm.model.padding import set_padding
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.sizes import parameter_count
 from greedy_gnorm.model.surgery import fill_empty_sites
@@ -71,6 +72,8 @@ def export(
     source = folder / "model" if journal is not None else folder
     with phase("Loading the model"):
         model = load(source, dtype=torch.float32, trust_remote_code=trust_remote_code)
+        if model.config.pad_token_id is None and output_names(model):
+            set_padding(model, load_tokenizer(source))  # decoders find the last token of a row by it
     rows = _evaluation_rows(model, source, journal, data) if int8 else None
     target = Path(out) if out is not None else folder / "onnx"
     if target.exists() and not (target / REPORT).exists() and (not target.is_dir() or any(target.iterdir())):

@@ -29,7 +29,7 @@ def module_counts(model: nn.Module) -> Counts:
         counts.append((FAMILIES[config.model_type].title, parameter_count(base)))
     counts += _children(base)
     for name, module in model.named_children():
-        if module is not base and parameter_count(module):
+        if base is not model and module is not base and parameter_count(module):
             counts += [(_title(name), parameter_count(module)), *_children(module)]
     return counts
 

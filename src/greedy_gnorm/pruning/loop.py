@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from greedy_gnorm.data.batches import Batches
-from greedy_gnorm.errors import GnormError, NonFiniteScore
+from greedy_gnorm.errors import DataError, GnormError, NonFiniteScore
 from greedy_gnorm.model.sites import Sites
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes.evaluation import Evaluation, judge
@@ -21,7 +21,8 @@ from greedy_gnorm.pruning.rules import Rules
 from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.scores import Score
 from greedy_gnorm.tasks.objectives import Objective
-from greedy_gnorm.units import Scores, Step, Unit, removed_by
+from greedy_gnorm.tasks.task import task_of
+from greedy_gnorm.units import Measure, Scores, Step, Unit, removed_by
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def prune_steps(sites: Sites, plan: Plan, history: Sequence[Step] = ()) -> Itera
     steps = list(history)
     if not steps:
         steps.append(_measure_step(sites, plan, 0, (), None, {}))
+        _check_reference(sites, plan.rules.measure, steps[0])
         yield steps[-1]
     scores = steps[-1].scores.without(steps[-1].removed) if steps[-1].scores is not None else None
     while steps[-1].stop is None:
@@ -129,6 +131,16 @@ def _scored(sites: Sites, plan: Plan) -> Scores:
             sites.kept.begin({"removed": [list(unit) for unit in sites.removed()]})
         plan.memory.scores[key] = plan.score(sites, plan.scoring, plan.objective)
     return plan.memory.scores[key]
+
+
+def _check_reference(sites: Sites, measure: Measure, first: Step) -> None:
+    """Refuse rows on which the unpruned model does not even agree with itself: quality could not fall there."""
+    value = measure.of(first)
+    if task_of(sites.model).is_agreement(measure.name) and value < 1 - 1e-6:
+        raise DataError(
+            f"The unpruned model's {measure.name} with itself is {value:.4f} on these rows: there is nothing in them "
+            f"that it tells apart or finds. Give other rows, or labels."
+        )
 
 
 def _measure_step(

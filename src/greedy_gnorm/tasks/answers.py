@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 F1, EXACT_MATCH = (Measure(name, largest=1.0) for name in ("f1", "exact_match"))
 
+STRIDE = 128
+"""The tokens that neighbouring windows share, unless the user says otherwise."""
 LONGEST_WINDOW = 384
 """The most tokens of a window, as is usual for SQuAD."""
 LONGEST_QUESTION = 64
@@ -118,7 +120,7 @@ class Answers(Task):
             present = ", ".join(table.column_names)
             raise DataError(f"Which column is the context? Give its name with --text-pair. Columns: {present}.")
         questions, contexts = read_texts(table, columns.text), read_texts(table, columns.pair)
-        if columns.label is not None:
+        if columns.label is not None and settings.labels == "data":
             check_answers(contexts, table[columns.label])
         titles = table["title"] if "title" in table.column_names else [None] * len(questions)
         shared: dict[tuple[str, str], tuple[str, str]] = {}  # a context is kept once
@@ -145,7 +147,7 @@ class Answers(Task):
                 f"Question answering requires a fast tokenizer, which says where each token lies in the text; this is "
                 f"{type(tokenizer).__name__}."
             )
-        length = min(limit, LONGEST_WINDOW)
+        length, stride = min(limit, LONGEST_WINDOW), STRIDE if settings.stride is None else settings.stride
         most = min(LONGEST_QUESTION, length // 2)
         room = length - most - int(tokenizer.num_special_tokens_to_add(pair=True))
         if room < 2:
@@ -153,7 +155,7 @@ class Answers(Task):
         questions, truncated = shortened([str(row.text) for row in rows], tokenizer, most)
         contexts = [Question(*row).context for row in rows]
         found = tokenizer(
-            questions, contexts, truncation="only_second", max_length=length, stride=min(settings.stride, room // 2),
+            questions, contexts, truncation="only_second", max_length=length, stride=min(stride, room // 2),
             return_overflowing_tokens=True, return_offsets_mapping=True, return_attention_mask=True, verbose=False,
         )  # fmt: skip
         names = [name for name in found if name not in ("overflow_to_sample_mapping", "offset_mapping")]

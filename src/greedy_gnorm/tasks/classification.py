@@ -17,9 +17,10 @@ from greedy_gnorm.data.columns import LabelColumn
 from greedy_gnorm.data.rows import Label
 from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.settings import Settings
-from greedy_gnorm.tasks.counts import correlations, macro_f1, matthews, micro_f1, ranks
+from greedy_gnorm.tasks.counts import correlations, macro_f1, matthews, micro_f1
 from greedy_gnorm.tasks.labels import map_by_name_or_number, map_sets
 from greedy_gnorm.tasks.predictions import Predictions
+from greedy_gnorm.tasks.ranks import spearman
 from greedy_gnorm.tasks.task import Task, register_task
 from greedy_gnorm.units import Matrix, Measure, Vector
 
@@ -304,8 +305,8 @@ class Regression(SequenceTask):
         explained = 1 - np.divide(errors, spread, out=1 - constant, where=spread > 1e-12 * rows)
         return {
             "r2": explained,
-            "pearson": correlations(samples, *(np.broadcast_to(each, samples.shape) for each in (labels, predicted))),
-            "spearman": correlations(samples, *(ranks(samples, each) for each in (labels, predicted))),
+            "pearson": correlations(samples, labels, predicted),
+            "spearman": spearman(labels, predicted, weights),
             "mean_absolute_error": samples @ np.abs(labels - predicted) / rows,
             "loss": samples @ loss / rows,
         }

@@ -45,8 +45,8 @@ def matthews(labelled: Matrix, predicted: Matrix, both: Matrix) -> Vector:
     return found
 
 
-def correlations(weights: Matrix, first: Matrix, second: Matrix) -> Vector:
-    """Pearson's correlation of two values of each row, (R, N); `weights` says how often a row is in each sample.
+def correlations(weights: Matrix, first: Vector, second: Vector) -> Vector:
+    """Pearson's correlation of two values of each row, (N,); `weights`, (R, N), says how often a row is in a sample.
 
     0 where all values of a sample are the same.
     """
@@ -58,18 +58,7 @@ def correlations(weights: Matrix, first: Matrix, second: Matrix) -> Vector:
     return ratio(np.where(varied, covariance, 0.0), np.sqrt(spreads[0] * spreads[1]))
 
 
-def ranks(weights: Matrix, values: Vector) -> Matrix:
-    """The rank of each row's value within each sample, (R, N); equal values share the mean of their ranks."""
-    _, group = np.unique(values, return_inverse=True)
-    order = np.argsort(group, kind="stable")
-    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-    counts = np.add.reduceat(weights[:, order], starts, axis=1)  # (R, distinct values)
-    below = np.cumsum(counts, axis=1) - counts
-    found: Matrix = (below + (counts + 1) / 2)[:, group]
-    return found
-
-
-def _varies(weights: Matrix, values: Matrix) -> NDArray[np.bool_]:
+def _varies(weights: Matrix, values: Vector) -> NDArray[np.bool_]:
     """Which samples have more than one value."""
     present = weights > 0
     low, high = (np.where(present, values, nothing) for nothing in (np.inf, -np.inf))

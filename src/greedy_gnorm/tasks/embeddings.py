@@ -58,6 +58,9 @@ class Embeddings(Task):
         settings: dict[str, Any] = getattr(self.config, ENTRY, DEFAULT)
         return settings
 
+    def is_agreement(self, measure: str) -> bool:
+        return measure in (SIMILARITY.name, COSINE.name, NEIGHBOURS.name)
+
     def offered_metrics(self, rows: Batches | None = None) -> Sequence[Measure]:
         """Scores lead where the rows have them."""
         if rows is not None and any(score is not None for batch in rows for _, score in batch.notes):

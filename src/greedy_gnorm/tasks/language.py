@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from greedy_gnorm.data.columns import LABELS, TEXTS, Columns, Format, LabelColumn, read_texts
+from greedy_gnorm.data.columns import LABELS, PAIRS, Columns, Format, LabelColumn, read_texts
 from greedy_gnorm.data.rows import IGNORED, Encoded, Label, Row, Text
 from greedy_gnorm.data.sources import LINE
 from greedy_gnorm.errors import DataError, UnsupportedModel
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("greedy_gnorm")
 
 PERPLEXITY = Measure("perplexity", higher_is_better=False, grows_fast=True)
+DOCUMENTS = ("text", "content", "document", LINE, "story", "article", "body", "sentence", "review", "tweet")
+"""The usual names of a column that holds text to model."""
 BLOCK = 512
 """The tokens of a row unless the user says otherwise or the model takes fewer."""
 
@@ -47,7 +49,7 @@ class LanguageModel(Task):
     metrics = (PERPLEXITY, LOSS, ACCURACY)
     auto_class = "AutoModelForCausalLM"
     pipeline = "text-generation"
-    format = Format((), TEXTS, LABELS)
+    format = Format((*PAIRS, ("question", "context")), DOCUMENTS, (*LABELS, "answers", "ner_tags", "tags"))
     labelled = False
     for_every_token = True
     output_names = ()
@@ -76,7 +78,10 @@ class LanguageModel(Task):
                 f"{columns.text} (and no --label) to use the text alone, or a classifier to use the labels."
             )
         if columns.pair is not None:
-            raise DataError("A language model takes one text column, not a pair: leave out --text-pair.")
+            raise DataError(
+                f"A language model takes one text column, not a pair ({columns.text!r} and {columns.pair!r}): give one "
+                f"with --text, and leave out --text-pair."
+            )
         length = self._block_length(tokenizer, settings)
         texts = ["\n".join(table[LINE])] if columns.text == LINE else read_texts(table, columns.text)
         tokens = tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]

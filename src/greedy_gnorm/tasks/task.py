@@ -72,6 +72,10 @@ class Task(ABC):
         """The measure that is called agreement where labels are the unpruned model's predictions."""
         return self.quality
 
+    def is_agreement(self, measure: str) -> bool:
+        """Whether a measure compares with the unpruned model, which agrees with itself."""
+        return measure == AGREEMENT
+
     def measure(self, name: str | None = None, rows: Batches | None = None) -> Measure:
         """The measure of this name, or the one that leads; `rows` are those that it is measured on."""
         offered = self.offered_metrics(rows)
