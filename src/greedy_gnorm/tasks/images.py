@@ -56,7 +56,7 @@ class Images(SingleLabel):
     auto_class = "AutoModelForImageClassification"
     pipeline = "image-classification"
     reader = ("processor", "AutoImageProcessor")
-    format = Format((), IMAGES, (*LABELS, "fine_label"))
+    format = Format((), IMAGES, (*LABELS, "fine_label"), "image")
     row = Picture
 
     @classmethod
