@@ -44,6 +44,8 @@ SPLITS = {
 WHOLE = "all rows"
 """The name of a table without splits."""
 
+TEXT = ("string", "large_string")
+"""The types of a column of text."""
 LINE = "line"
 """The column of a text file: one row for each line."""
 
@@ -123,7 +125,7 @@ def _read_file(path: Path) -> datasets.Dataset:
 
 def _with_places_of_images(table: datasets.Dataset, folder: Path) -> datasets.Dataset:
     """A table whose columns of names of images are paths, which are written relative to the folder."""
-    texts = [name for name, feature in table.features.items() if getattr(feature, "dtype", None) == "string"]
+    texts = [name for name, feature in table.features.items() if getattr(feature, "dtype", "") in TEXT]
     for column in [name for name in texts if holds_images(table[name])]:
         places = [None if value is None else str(folder / value) for value in table[column]]
         table = table.remove_columns(column).add_column(column, places)

@@ -134,9 +134,8 @@ def check_pillow() -> None:
 def _load_processor(name: str | Path, place: str | Path, trust_remote_code: bool) -> Any:
     check_pillow()
     try:
-        return transformers.AutoImageProcessor.from_pretrained(
-            place, backend="pil", trust_remote_code=trust_remote_code
-        )
+        auto_class: Any = transformers.AutoImageProcessor
+        return auto_class.from_pretrained(place, backend="pil", trust_remote_code=trust_remote_code)
     except Exception as error:  # libraries raise many kinds of errors on a damaged file
         raise GnormError(
             f"Can't load an image processor from {name} (preprocessor_config.json): {_one_line(error)}"
