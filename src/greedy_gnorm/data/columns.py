@@ -41,7 +41,7 @@ LABELS = ("label", "labels", "gold_label", "class", "target", "category", "senti
 
 
 class Format(NamedTuple):
-    """The common names of columns in the data of a task: pairs of texts, single texts, labels; `word` is what texts are."""
+    """Common names of columns in the data of a task: pairs of texts, single texts, labels; a text is a `word`."""
 
     pairs: tuple[tuple[str, str], ...]
     texts: tuple[str, ...]
