@@ -83,7 +83,7 @@ def compressed() -> None:
             to_onnx(pruned, path)
             rows = torch_latencies(model, pruned, [shape], seconds=30)
             rows.append(
-                timed("onnxruntime", onnx_runner(whole), onnx_runner(path), random_inputs(model, *shape),
+                timed("onnxruntime", onnx_runner(whole), onnx_runner(path), random_inputs(model, *shape), shape,
                       seconds=30, promised=rows[0].promised)
             )  # fmt: skip
             for row in rows:
@@ -110,7 +110,7 @@ def minilm() -> None:
                 promised = multiplications(model, shape[1]) / multiplications(pruned, shape[1])
                 rows = torch_latencies(model, pruned, [shape], seconds=3)
                 rows.append(
-                    timed("onnxruntime", onnx_runner(whole), onnx_runner(path), random_inputs(model, *shape),
+                    timed("onnxruntime", onnx_runner(whole), onnx_runner(path), random_inputs(model, *shape), shape,
                           seconds=3, promised=promised)
                 )  # fmt: skip
                 cells += [[f"{share:.0%}", *latency_cells(row)] for row in rows]

@@ -389,7 +389,7 @@ def take_step(
     source = unpruned_source(journal, model)
     with phase("Loading the model"):
         whole = load_unpruned(journal, source, trust_remote_code=trust_remote_code)
-        tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(source, config=whole.config, trust_remote_code=trust_remote_code)
     steps = [replace(each, stop=None) for each in journal.steps[: step + 1]]
     steps[-1] = replace(steps[-1], stop=f"step {step} of {last}, taken from {folder}")
     settings = Settings.of(schema.complete_settings(journal.header["config"]))

@@ -24,7 +24,7 @@ from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks, wor
 from greedy_gnorm.passes.speed import SHAPES, possible
 from greedy_gnorm.phases import counted, phase
 from greedy_gnorm.pruning.choices import Choice, choose
-from greedy_gnorm.pruning.costs import Times
+from greedy_gnorm.pruning.costs import Times, parsed_shape
 from greedy_gnorm.pruning.methods import resolve_method
 from greedy_gnorm.pruning.prepare import (
     device_for,
@@ -212,8 +212,8 @@ def _shapes(given: Settings) -> tuple[tuple[int, int], ...]:
     """The shapes to time: the usual ones, and the one that the user states."""
     if given.shape is None:
         return SHAPES
-    rows, tokens = map(int, given.shape.split("x"))
-    return (*SHAPES, (rows, tokens))
+    rows, tokens = parsed_shape(given.shape)
+    return (*SHAPES, (rows, tokens or SHAPES[-1][1]))
 
 
 def recovery_of(journal: Journal, model: Any, tokenizer: Any, settings: Settings) -> Recovery | None:

@@ -114,7 +114,7 @@ LayerHead = Annotated[tuple[Count, Count], BeforeValidator(_as_tuple)]
 Number = Annotated[FiniteFloat, BeforeValidator(_percentage_as_number)]
 Fraction = Annotated[Number, Field(gt=0, lt=1)]
 Amount = Annotated[str, BeforeValidator(_number_as_text)]
-Shape = Annotated[str, Field(pattern=r"^[1-9]\d{0,5}x[1-9]\d{0,5}$")]
+Shape = Annotated[str, Field(pattern=r"^[1-9]\d{0,5}(x[1-9]\d{0,5})?$")]
 UNITS, SHARE = "'heads', 'ffn' or 'both'", "a share between 0 and 1, such as 0.5"
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 
@@ -236,7 +236,7 @@ class Settings(BaseModel):
     shape: Shape | None = _setting(
         None,
         "Rows x tokens of the batch that multiplications and times are stated for. Default: the lengths of the data.",
-        "rows x tokens, such as '8x128'",
+        "rows x tokens, such as '8x128', or rows alone, such as '8'",
     )
     dtype: Dtype = _setting("auto", "Precision of the computation; auto uses float32 for half-precision models.")
     device: str | None = _setting(None, "Where to compute: cpu, cuda, cuda:1. Default: a GPU if there is one.")

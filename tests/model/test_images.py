@@ -13,7 +13,6 @@ from greedy_gnorm.model.modeling_pruned import pruned_class
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.surgery import as_plain, dense, remove
 from greedy_gnorm.passes import gradients
-from greedy_gnorm.passes.calibration import Calibration
 from greedy_gnorm.passes.gradients import NORMS, gate_gradients, gradient_norms
 from greedy_gnorm.passes.maps import attention_maps
 from greedy_gnorm.settings import MEBIBYTE, Savings
@@ -141,8 +140,3 @@ def test_a_batch_of_images_has_as_many_tokens_as_the_model_makes():
     for wrong in ({"pixel_values": torch.zeros(3, 8, 8)}, {"input_ids": torch.zeros(3)}, {"labels": torch.zeros(3)}):
         with pytest.raises(gg.DataError, match="Batch 0 must have"):
             ready_batches([wrong])
-
-
-def test_recovery_is_refused_where_the_sums_are_not_known():
-    with pytest.raises(gg.UnsupportedModel, match="not known where vit models add the output"):
-        Calibration(find_sites(tiny_model("vit")), ready_batches([images()]))

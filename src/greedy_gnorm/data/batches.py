@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from greedy_gnorm.data.rows import Text
+from greedy_gnorm.data.rows import PIXELS, TOKENS, Text
 from greedy_gnorm.errors import DataError
 
-TOKENS, PIXELS = "input_ids", "pixel_values"
-"""The input of models of text, (B, T) or (B, choices, T), and of images, (B, channels, height, width)."""
 DIMENSIONS = {TOKENS: ("rows, tokens", "rows, choices, tokens"), PIXELS: ("rows, channels, height, width",)}
 HALF = 0.5
 """The usual threshold of a probability."""
@@ -33,6 +31,7 @@ class Batch:
     positions: Tensor | None = None  # 1 for a token whose output counts, (B, T), if the model has one for every token
     notes: tuple[Any, ...] = ()  # what the task needs to judge each row's outputs, if anything
     threshold: float = HALF  # the probability above which a label is predicted, where a row may have several
+    tokens: int | None = None  # what the model makes of each image, if rows are images
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -43,6 +42,7 @@ class Batch:
         Images have no padding, and only their model knows their `tokens`.
         """
         if PIXELS in self.inputs:
+            tokens = self.tokens if tokens is None else tokens
             if tokens is None:
                 raise DataError("Images have no length of their own: it is not known how many tokens a row has.")
             return torch.ones(len(self), tokens, device=self.inputs[PIXELS].device)
@@ -141,12 +141,14 @@ def bucketed(lengths: Sequence[int], tokens_per_batch: int, start: int = START_O
     return groups[::-1]
 
 
-def padded(rows: Sequence[Mapping[str, Sequence[Any]]], padding: Mapping[str, int]) -> dict[str, Tensor]:
-    """Pad tokenised rows on the right to tensors of equal length; a row may be several choices."""
+def padded(rows: Sequence[Mapping[str, Any]], padding: Mapping[str, int]) -> dict[str, Tensor]:
+    """Pad tokenised rows on the right to tensors of equal length; a row may be several choices, or an image."""
     return {name: _padded([row[name] for row in rows], fill) for name, fill in padding.items()}
 
 
-def _padded(rows: Sequence[Sequence[Any]], fill: int) -> Tensor:
+def _padded(rows: Sequence[Any], fill: int) -> Tensor:
+    if isinstance(rows[0], Tensor):
+        return torch.stack(list(rows))
     if not isinstance(rows[0][0], list):
         return padded_lists(rows, fill)
     flat = padded_lists([choice for row in rows for choice in row], fill)

@@ -41,11 +41,12 @@ LABELS = ("label", "labels", "gold_label", "class", "target", "category", "senti
 
 
 class Format(NamedTuple):
-    """The common names of columns in the data of a task: pairs of texts, single texts, labels."""
+    """Common names of columns in the data of a task: pairs of texts, single texts, labels; a text is a `word`."""
 
     pairs: tuple[tuple[str, str], ...]
     texts: tuple[str, ...]
     labels: tuple[str, ...]
+    word: str = "text"
 
 
 SENTENCES = Format(PAIRS, TEXTS, LABELS)
@@ -82,7 +83,7 @@ def find_columns(table: datasets.Dataset, names: Format, settings: Settings) -> 
     text, pair = next((both for both in names.pairs if set(both) <= set(present)), (None, None))
     text = text or next((name for name in names.texts if name in present), None)
     if text is None:
-        raise DataError(f"Which column is the text? Give its name with --text. Columns: {', '.join(present)}.")
+        raise DataError(f"Which column is the {names.word}? Give its name with --text. Columns: {', '.join(present)}.")
     return Columns(text, settings.text_pair or pair, label)
 
 

@@ -1,4 +1,4 @@
-"""Turning rows into batches of tokens."""
+"""Turning rows into batches of tokens, or of images."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from greedy_gnorm.data.batches import HALF, Batch, Batches, bucketed, padded, padded_lists
 from greedy_gnorm.data.rows import IGNORED, Encoded, Row
 from greedy_gnorm.errors import DataError
+from greedy_gnorm.model.families import image_tokens
 from greedy_gnorm.settings import Settings
 
 log = logging.getLogger("greedy_gnorm")
@@ -27,6 +28,14 @@ class EncodingTask(Protocol):
         """The rows as the model takes them, of at most `limit` tokens each, and how many rows were truncated."""
         ...
 
+    def token_counts(self, rows: Sequence[Row], tokenizer: Any, limit: int, settings: Settings) -> list[int]:
+        """The number of tokens of each row, after truncation."""
+        ...
+
+    def padding(self, items: Sequence[Encoded], model: nn.Module, tokenizer: Any) -> dict[str, int]:
+        """The model's inputs, and what fills up each of them in rows that are shorter than others."""
+        ...
+
 
 def encode(
     rows: Sequence[Row], model: nn.Module, tokenizer: Any, task: EncodingTask, settings: Settings, what: str = "scoring"
@@ -37,22 +46,7 @@ def encode(
     if truncated:
         text = "%d of %d %s rows are longer than the model's %d tokens and were truncated"
         log.info(text, truncated, len(rows), what, limit)
-    fill = {
-        "input_ids": padding_token(tokenizer, items),
-        "token_type_ids": tokenizer.pad_token_type_id,
-        "attention_mask": 0,
-    }
-    accepted = set(inspect.signature(model.forward).parameters)
-    if getattr(model.config, "type_vocab_size", 2) < 2:
-        accepted -= {"token_type_ids"}
-    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
-    largest = max(max(ids) for item in items for ids in _sequences(item.inputs["input_ids"]))
-    if largest >= embeddings.num_embeddings:
-        raise DataError(
-            f"The tokenizer gives token {largest}, but the model has {embeddings.num_embeddings} embeddings: use the "
-            f"model's own tokenizer."
-        )
-    padding = {name: value for name, value in fill.items() if name in items[0].inputs and name in accepted}
+    padding = task.padding(items, model, tokenizer)
     batches = []
     for group in _groups(items, settings.tokens_per_batch):
         some = [items[place] for place in group]
@@ -65,6 +59,7 @@ def encode(
                 positions=padded_lists(marked, 0) if marked else None,
                 notes=tuple(item.note for item in some) if some[0].note is not None else (),
                 threshold=settings.threshold or HALF,
+                tokens=some[0].tokens,
             )
         )
     texts = tuple(rows[item.row].words for item in items)
@@ -112,25 +107,39 @@ def tokenised(rows: Sequence[Row], tokenizer: Any, limit: int) -> tuple[list[Enc
     ], len(long)
 
 
-def token_counts(
-    rows: Sequence[Row], model: nn.Module, tokenizer: Any, task: EncodingTask, settings: Settings
-) -> list[int]:
-    """The number of tokens of each row, after truncation."""
-    counts = [0] * len(rows)
-    for item in task.encode(rows, tokenizer, longest_input(model, tokenizer), settings)[0]:
-        counts[item.row] += len(item)
-    return counts
+def token_padding(items: Sequence[Encoded], model: nn.Module, tokenizer: Any) -> dict[str, int]:
+    """The inputs that tokenised rows have and the model takes, with what fills up each; tokens must be the model's."""
+    fill = {
+        "input_ids": padding_token(tokenizer, items),
+        "token_type_ids": tokenizer.pad_token_type_id,
+        "attention_mask": 0,
+    }
+    accepted = set(inspect.signature(model.forward).parameters)
+    if getattr(model.config, "type_vocab_size", 2) < 2:
+        accepted -= {"token_type_ids"}
+    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
+    largest = max(max(ids) for item in items for ids in _sequences(item.inputs["input_ids"]))
+    if largest >= embeddings.num_embeddings:
+        raise DataError(
+            f"The tokenizer gives token {largest}, but the model has {embeddings.num_embeddings} embeddings: use the "
+            f"model's own tokenizer."
+        )
+    return {name: value for name, value in fill.items() if name in items[0].inputs and name in accepted}
 
 
 def longest_input(model: nn.Module, tokenizer: Any) -> int:
     """The largest number of tokens that the model and the tokenizer accept."""
+    fixed = image_tokens(model.config)
     if tokenizer is None:
-        raise DataError("Rows of text require a tokenizer.")
-    return min(longest_sentence(model), int(tokenizer.model_max_length))
+        raise DataError(f"Rows of {'text require a tokenizer' if fixed is None else 'images require a processor'}.")
+    return min(longest_sentence(model), int(tokenizer.model_max_length)) if fixed is None else fixed
 
 
 def longest_sentence(model: nn.Module) -> int:
-    """The largest number of tokens that the model accepts."""
+    """The largest number of tokens that the model accepts; that of every row where rows are images."""
+    fixed = image_tokens(model.config)
+    if fixed is not None:
+        return fixed
     found = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
     positions: Any = next(found, None)
     if positions is None:  # positions are rotations, or the embeddings have another name
@@ -152,4 +161,9 @@ def padding_token(tokenizer: Any, items: Sequence[Encoded]) -> int:
 
 def fingerprint(rows: Sequence[Row], items: Sequence[Encoded]) -> str:
     """A short hash of the texts, labels and tokens in their order."""
-    return hashlib.sha256(json.dumps([rows, [item.inputs for item in items]]).encode()).hexdigest()[:16]
+    content = [[row.hashed for row in rows], [item.inputs for item in items]]
+    return hashlib.sha256(json.dumps(content, default=_digest).encode()).hexdigest()[:16]
+
+
+def _digest(image: Tensor) -> str:
+    return hashlib.sha256(image.contiguous().numpy().tobytes()).hexdigest()

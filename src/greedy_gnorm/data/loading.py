@@ -21,7 +21,7 @@ from greedy_gnorm.data.columns import (
     read_labels,
 )
 from greedy_gnorm.data.encoding import EncodingTask, encode
-from greedy_gnorm.data.rows import Label, Row, Text
+from greedy_gnorm.data.rows import PIXELS, TOKENS, Label, Row, Text
 from greedy_gnorm.data.sources import WHOLE, Splits, read_splits
 from greedy_gnorm.data.splits import sampled, split_rows, warn_of_overlap
 from greedy_gnorm.errors import DataError
@@ -93,7 +93,7 @@ def ready_sets(task: RowTask, data: Any, eval_data: Any, settings: Settings) -> 
     scoring, evaluation = (_ready(task, each, settings) for each in (data, eval_data))
     if needs_ready_labels(task, settings):
         task.check_labels(_ready_labels(evaluation))
-    warn_of_overlap(_token_rows(scoring), _token_rows(evaluation))
+    warn_of_overlap(_inputs_by_row(scoring), _inputs_by_row(evaluation))
     return scoring, evaluation
 
 
@@ -162,8 +162,12 @@ def needs_row_labels(task: RowTask, settings: Settings) -> bool:
 
 
 def is_ready(data: Any) -> bool:
-    """Whether the data is a list of batches (dicts with input_ids) rather than rows."""
-    return isinstance(data, list | tuple) and bool(data) and all(hasattr(b, "keys") and "input_ids" in b for b in data)
+    """Whether the data is a list of batches (dicts with input_ids or pixel_values) rather than rows."""
+    return (
+        isinstance(data, list | tuple)
+        and bool(data)
+        and all(hasattr(batch, "keys") and (TOKENS in batch or PIXELS in batch) for batch in data)
+    )
 
 
 def _first(splits: Splits, *names: str) -> str:
@@ -246,10 +250,14 @@ def _ready(task: RowTask, data: Any, settings: Settings) -> Batches:
     return replace(batches, items=tuple(map(task.completed, batches)))
 
 
-def _token_rows(batches: Batches) -> list[tuple[int, ...]]:
-    rows = []
+def _inputs_by_row(batches: Batches) -> list[Any]:
+    """The tokens of each row, or the bytes of each image: what tells rows apart."""
+    rows: list[Any] = []
     for batch in batches:
-        ids = batch.inputs["input_ids"]
+        if PIXELS in batch.inputs:
+            rows += [image.cpu().contiguous().view(torch.uint8).numpy().tobytes() for image in batch.inputs[PIXELS]]
+            continue
+        ids = batch.inputs[TOKENS]
         mask = batch.inputs.get("attention_mask", torch.ones_like(ids)).bool()
         rows += [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
     return rows

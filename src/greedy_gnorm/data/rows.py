@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 Text = str | tuple[Any, ...]
 """A text, or several parts of one, such as the words of a sentence."""
+TOKENS, PIXELS = "input_ids", "pixel_values"
+"""The input of models of text, (B, T) or (B, choices, T), and of images, (B, channels, height, width)."""
 Label = int | float | tuple[Any, ...]
 IGNORED = -100
 """The label of a token that has none."""
@@ -28,28 +30,39 @@ class Row(NamedTuple):
         """What rows of different uses must not share: the text, unless a task says otherwise."""
         return self.words
 
+    @property
+    def hashed(self) -> tuple[Any, ...]:
+        """What a fingerprint of the data takes from the row, besides the model's inputs."""
+        return tuple(self)
+
 
 class Encoded(NamedTuple):
     """A row, or a part of it, as one row of a batch: the model's inputs without padding and the label.
 
     `row` is the number of the row it was made from. `label` is a list if there is one for every token. `positions` is 1
     for the tokens whose outputs count, where the model has an output for every token. `note` is anything that the task
-    needs to judge the outputs. Where a row has several choices, the inputs are a list for each of them.
+    needs to judge the outputs. Where a row has several choices, the inputs are a list for each of them. An image is one
+    tensor, and `tokens` says how many tokens the model makes of it.
     """
 
-    inputs: dict[str, list[Any]]
+    inputs: dict[str, Any]
     label: Any
     row: int
     positions: list[int] | None = None
     note: Any = None
+    tokens: int | None = None
 
     @property
     def choices(self) -> int | None:
         """The number of choices, if the model reads several for each row."""
-        ids = self.inputs["input_ids"]
+        if self.tokens is not None:
+            return None
+        ids = self.inputs[TOKENS]
         return len(ids) if isinstance(ids[0], list) else None
 
     def __len__(self) -> int:
         """The number of tokens; choices are padded to the longest."""
-        ids = self.inputs["input_ids"]
+        if self.tokens is not None:
+            return self.tokens
+        ids = self.inputs[TOKENS]
         return len(ids) if self.choices is None else self.choices * max(map(len, ids))

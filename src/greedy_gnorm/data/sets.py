@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from greedy_gnorm.data.batches import Batches
-from greedy_gnorm.data.encoding import encode, token_counts
+from greedy_gnorm.data.encoding import encode, longest_input
 from greedy_gnorm.data.loading import RowTask, is_ready, labelled_splits, needs_row_labels, read_rows, ready_sets
 from greedy_gnorm.data.rows import Row
 from greedy_gnorm.data.sources import WHOLE, Splits, read_splits
@@ -66,7 +66,7 @@ def calibration_batches(
     """As many of these rows as have the tokens that calibration takes, in a seeded order."""
     order = np.random.default_rng(settings.seed).permutation(len(pool)).tolist()
     rows = [pool[place] for place in order[: settings.calibration_tokens]]  # a row has at least one token
-    ends = np.cumsum(token_counts(rows, model, tokenizer, task, settings))
+    ends = np.cumsum(task.token_counts(rows, tokenizer, longest_input(model, tokenizer), settings))
     count = min(int(np.searchsorted(ends, settings.calibration_tokens)) + 1, len(rows))
     log.info("calibration: %d rows, %d tokens", count, ends[count - 1])
     return encode(rows[:count], model, tokenizer, task, settings, CALIBRATION)

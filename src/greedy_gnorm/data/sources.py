@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from greedy_gnorm.data.conll import ENDINGS, read_conll
+from greedy_gnorm.data.pictures import holds_images, images_in
 from greedy_gnorm.errors import DataError
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ SPLITS = {
 WHOLE = "all rows"
 """The name of a table without splits."""
 
+TEXT = ("string", "large_string")
+"""The types of a column of text."""
 LINE = "line"
 """The column of a text file: one row for each line."""
 
@@ -117,7 +120,16 @@ def _read_file(path: Path) -> datasets.Dataset:
     with tempfile.TemporaryDirectory(prefix="gnorm-data-") as cache:
         options |= {"data_files": [glob.escape(str(path))], "cache_dir": cache, "keep_in_memory": True}
         table = _read_safely(lambda: datasets.load_dataset(builder, split="train", **options), str(path))
-    return table.rename_column("text", LINE) if builder == "text" else table
+    return table.rename_column("text", LINE) if builder == "text" else _with_places_of_images(table, path.parent)
+
+
+def _with_places_of_images(table: datasets.Dataset, folder: Path) -> datasets.Dataset:
+    """A table whose columns of names of images are paths, which are written relative to the folder."""
+    texts = [name for name, feature in table.features.items() if getattr(feature, "dtype", "") in TEXT]
+    for column in [name for name in texts if holds_images(table[name])]:
+        places = [None if value is None else str(folder / value) for value in table[column]]
+        table = table.remove_columns(column).add_column(column, places)
+    return table
 
 
 def _squad_articles(path: Path) -> list[Any] | None:
@@ -166,8 +178,12 @@ def _read_folder(folder: Path) -> Splits:
     import datasets
 
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS_READ and path.is_file())
+    if not files and (images := images_in(folder, SPLITS, WHOLE)):
+        return {name: datasets.Dataset.from_dict(columns) for name, columns in images.items()}
     if not files:
-        raise DataError(f"{folder} has no file of a supported kind: {', '.join(ENDINGS_READ)}.")
+        raise DataError(
+            f"{folder} has no file of a supported kind ({', '.join(ENDINGS_READ)}) and no folders of images."
+        )
     groups: dict[str, list[datasets.Dataset]] = {}
     for path in files:
         groups.setdefault(SPLITS.get(path.stem.lower(), WHOLE), []).append(_read_file(path))

@@ -19,6 +19,7 @@ from greedy_gnorm.deployment.export import check_installed, missing_packages, on
 from greedy_gnorm.deployment.pair import Pair, load_pair
 from greedy_gnorm.deployment.speed import timed
 from greedy_gnorm.errors import GnormError
+from greedy_gnorm.model.families import image_tokens
 from greedy_gnorm.model.modes import convert, evaluating
 from greedy_gnorm.passes.speed import Runner, multiplications, possible, random_inputs, torch_runner
 from greedy_gnorm.pruning.run import Run
@@ -78,7 +79,7 @@ def bench(
     Args:
         run: A run, its folder, or the `model` folder in it.
         batches: Rows in a batch.
-        tokens: Tokens in a row; lengths that the model does not accept are left out.
+        tokens: Tokens in a row; lengths that the model does not accept are left out. All images have as many.
         runtimes: Any of "torch", "onnxruntime" and "int8" (onnxruntime with weights in 8 bits). Default: those that are
             installed.
         threads: Numbers of threads. Default: as many as torch uses.
@@ -102,7 +103,9 @@ def bench(
     most = longest_sentence(pair.before)
     if not fitting:
         raise GnormError(f"The model accepts at most {most} tokens: give smaller numbers of tokens.")
-    left_out += [f"{length} tokens: the model accepts at most {most}." for length in counts["tokens"] if length > most]
+    if image_tokens(pair.before.config) is None:
+        too_long = [length for length in counts["tokens"] if length > most]
+        left_out += [f"{length} tokens: the model accepts at most {most}." for length in too_long]
     latencies = list(_measured(pair, fitting, chosen, counts["threads"], seconds))
     folder = Path(out) if out is not None else pair.folder and pair.folder / "bench"
     result = Bench(*pair.names, latencies, left_out, folder)
@@ -153,7 +156,9 @@ def _measured(
                     first, second = _runners(runtime, models, files)
                     for rows, length in shapes:
                         inputs = random_inputs(models[0], rows, length)
-                        latency = timed(runtime, first, second, inputs, seconds=seconds, promised=promised[length])
+                        latency = timed(
+                            runtime, first, second, inputs, (rows, length), seconds=seconds, promised=promised[length]
+                        )
                         times = latency.before_ms, latency.after_ms
                         place = runtime, rows, length, count
                         log.info("%s, %d x %d tokens, threads: %d: %.1f ms before, %.1f ms after", *place, *times)

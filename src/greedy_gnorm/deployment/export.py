@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.loading import evaluation_batches
+from greedy_gnorm.data.rows import PIXELS
 from greedy_gnorm.data.sets import EVALUATION, TEST
 from greedy_gnorm.deployment.speed import timed
 from greedy_gnorm.errors import DataError, GnormError, RunFolderError, UnsupportedModel
@@ -120,11 +121,14 @@ def _write(model: Any, folder: Path, tolerance: float) -> dict[str, Any]:
 
 
 def to_onnx(model: Any, path: Path) -> None:
-    """Export with a dynamic number of rows and tokens."""
+    """Export with a dynamic number of rows and tokens; images have one size."""
     shown = copy.deepcopy(model).eval()
     fill_empty_sites(shown)  # runtimes refuse to reshape the empty tensors of a layer without heads
     inputs, outputs = _inputs(model, 3, 17), output_names(model)
-    dynamic = {name: dict.fromkeys(range(each.ndim), torch.export.Dim.DYNAMIC) for name, each in inputs.items()}
+    dynamic = {
+        name: dict.fromkeys(range(1 if name == PIXELS else each.ndim), torch.export.Dim.DYNAMIC)
+        for name, each in inputs.items()
+    }
     with _quiet():
         torch.onnx.export(
             _Outputs(shown, outputs),
@@ -152,7 +156,7 @@ def output_names(model: nn.Module) -> list[str]:
 
 
 class _Outputs(nn.Module):
-    """The model as a function from tokens to its named outputs."""
+    """The model as a function from tokens or images to its named outputs."""
 
     def __init__(self, model: Any, names: list[str]) -> None:
         super().__init__()
@@ -160,10 +164,14 @@ class _Outputs(nn.Module):
         self.names = names
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)
+        given = {name: value for name, value in locals().items() if isinstance(value, Tensor)}
+        outputs = self.model(**given)
         return tuple(getattr(outputs, name) for name in self.names)
 
 
@@ -203,9 +211,9 @@ def largest_difference(model: Any, runner: Runner) -> float:
 
 
 def _inputs(model: Any, rows: int, tokens: int) -> Inputs:
-    """Random tokens, every row but the first shorter than the batch."""
+    """Random tokens, every row but the first shorter than the batch; images are never shorter."""
     inputs = random_inputs(model, rows, tokens, choices=2)
-    for row in range(1, rows):
+    for row in range(1, rows if "attention_mask" in inputs else 1):
         inputs["attention_mask"][row, ..., tokens - row - 1 :] = 0
     return inputs
 
@@ -214,7 +222,7 @@ def _latencies(model: Any, runner: Runner) -> list[dict[str, Any]]:
     """This model in torch (before) and in onnxruntime (after)."""
     with torch.inference_mode():
         return [
-            timed("torch, then onnxruntime", torch_runner(model), runner, _inputs(model, *shape)).to_json()
+            timed("torch, then onnxruntime", torch_runner(model), runner, _inputs(model, *shape), shape).to_json()
             for shape in possible(model)
         ]
 
@@ -234,7 +242,9 @@ def _quantised(model: Any, folder: Path, rows: Batches) -> dict[str, Any]:
             "int8": _quality(onnx_runner(small), rows, task),
         },
         "latency": [
-            timed("onnxruntime, then int8", onnx_runner(whole), onnx_runner(small), _inputs(model, *shape)).to_json()
+            timed(
+                "onnxruntime, then int8", onnx_runner(whole), onnx_runner(small), _inputs(model, *shape), shape
+            ).to_json()
             for shape in possible(model)
         ],
     }
@@ -266,7 +276,7 @@ def _quality(runner: Runner, rows: Batches, task: Task) -> float:
 
 def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: str | None) -> Batches:
     """The rows that the run was evaluated on, or those of the data that the user names."""
-    tokenizer, task = load_tokenizer(source), task_of(model)
+    tokenizer, task = load_tokenizer(source, config=model.config), task_of(model)
     settings = Settings() if journal is None else Settings.of(journal.header["config"])
     if data is not None:
         rows = evaluation_batches(model, tokenizer, task, data, settings.model_copy(update={"eval_samples": None}))

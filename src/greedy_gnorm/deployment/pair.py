@@ -64,7 +64,7 @@ def load_pair(run: Run | str | Path, model: str | Path | None = None, *, trust_r
     if model is None:
         raise GnormError(f"{folder} holds no run ({RUN_FILE}): name the unpruned model with --model.")
     before, after = (load(each, trust_remote_code=trust_remote_code) for each in (model, folder))
-    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(folder, config=after.config, trust_remote_code=trust_remote_code)
     for each in (before, after):
         set_padding(each, tokenizer)
     return Pair(before, after, tokenizer, (str(model), str(folder)), folder=folder)
@@ -77,7 +77,7 @@ def _of_run(folder: Path, model: str | Path | None, trust_remote_code: bool) -> 
     source = unpruned_source(journal, model)
     before = load_unpruned(journal, source, trust_remote_code=trust_remote_code)
     after = load(pruned, trust_remote_code=trust_remote_code)
-    tokenizer = load_tokenizer(pruned, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(pruned, config=after.config, trust_remote_code=trust_remote_code)
     set_padding(before, tokenizer)
     return Pair(before, after, tokenizer, (str(source), str(pruned)), _settings(journal.header), folder)
 

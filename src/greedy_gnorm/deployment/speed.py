@@ -28,18 +28,31 @@ def torch_latencies(
     """Both models timed by torch, without gradients, on random tokens of each shape that fits."""
     with evaluating(before), evaluating(after), torch.inference_mode():
         return [
-            timed("torch", torch_runner(before), torch_runner(after), random_inputs(before, *shape), seconds=seconds,
-                  promised=multiplications(before, shape[1]) / multiplications(after, shape[1]))
+            timed(
+                "torch",
+                torch_runner(before),
+                torch_runner(after),
+                random_inputs(before, *shape),
+                shape,
+                seconds=seconds,
+                promised=multiplications(before, shape[1]) / multiplications(after, shape[1]),
+            )
             for shape in possible(before, shapes)
-        ]  # fmt: skip
+        ]
 
 
 def timed(
-    runtime: str, before: Runner, after: Runner, inputs: Inputs, *, seconds: float = 2.0, promised: float | None = None
+    runtime: str,
+    before: Runner,
+    after: Runner,
+    inputs: Inputs,
+    shape: tuple[int, int],
+    *,
+    seconds: float = 2.0,
+    promised: float | None = None,
 ) -> Latency:
-    """Two runners on one batch, in turn, after a warm-up: at least 5 times, at most 50, for about these seconds."""
+    """Two runners on one batch of a shape, in turn, after a warm-up: 5 to 50 times, for about these seconds."""
     first, second = in_turn([before, after], inputs, seconds=seconds)
-    rows, *_, tokens = inputs["input_ids"].shape
     return Latency(
-        runtime, rows, tokens, torch.get_num_threads(), len(first), *quartiles(first), *quartiles(second), promised
+        runtime, *shape, torch.get_num_threads(), len(first), *quartiles(first), *quartiles(second), promised
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib.util
 import json
 import logging
 from pathlib import Path
@@ -14,7 +15,7 @@ import transformers
 from torch import nn
 
 from greedy_gnorm.errors import GnormError, UnsupportedModel
-from greedy_gnorm.model.families import FAMILIES
+from greedy_gnorm.model.families import FAMILIES, image_tokens
 from greedy_gnorm.model.modeling_pruned import RECORDS, auto_class_of, pruned_class
 from greedy_gnorm.model.sentences import DEFAULT, ENTRY, read_modules, read_settings, subfolder, write_settings
 from greedy_gnorm.model.sites import find_sites, parse_record
@@ -103,9 +104,11 @@ def load_config(name: str | Path, *, trust_remote_code: bool = False) -> Any:
     return config
 
 
-def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """Load the tokenizer that belongs to a model."""
+def load_tokenizer(name: str | Path, *, config: Any = None, trust_remote_code: bool = False) -> Any:
+    """Load the tokenizer that belongs to a model, or the image processor if its configuration is one of images."""
     place = locate(name)
+    if config is not None and image_tokens(config) is not None:
+        return _load_processor(name, place, trust_remote_code)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             place, trust_remote_code=trust_remote_code, **subfolder(read_modules(place))
@@ -120,6 +123,23 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
             f"{name} has no tokenizer (no tokenizer.json or vocabulary file): save the tokenizer in the same folder."
         )
     return tokenizer
+
+
+def check_pillow() -> None:
+    """Refuse to go on without the library that reads images."""
+    if importlib.util.find_spec("PIL") is None:
+        raise GnormError("Images need Pillow: pip install 'greedy-gnorm[images]'.")
+
+
+def _load_processor(name: str | Path, place: str | Path, trust_remote_code: bool) -> Any:
+    check_pillow()
+    try:
+        auto_class: Any = transformers.AutoImageProcessor
+        return auto_class.from_pretrained(place, backend="pil", trust_remote_code=trust_remote_code)
+    except Exception as error:  # libraries raise many kinds of errors on a damaged file
+        raise GnormError(
+            f"Can't load an image processor from {name} (preprocessor_config.json): {_one_line(error)}"
+        ) from error
 
 
 def skeleton(config: Any) -> Any:
@@ -154,7 +174,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 def _drop_foreign_code(folder: Path) -> None:
     """Remove references to the original model's code: allowing a pruned model's code must not allow that too."""
-    for path in (folder / "config.json", folder / "tokenizer_config.json"):
+    for path in (folder / name for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json")):
         content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         named = content.pop("auto_map", None)
         if named is None:
@@ -195,7 +215,8 @@ def _model_class(config: Any) -> Any:
         plain = getattr(transformers, name.removeprefix("Pruned"), None)
         if plain is not None and auto_class_of(plain) is not None:
             return plain
-    return transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
+    usual = "SequenceClassification" if image_tokens(config) is None else "ImageClassification"
+    return getattr(transformers, f"AutoModelFor{usual}")._model_mapping[type(config)]
 
 
 def _without_pooler(model: Any, missing: list[str]) -> list[str]:

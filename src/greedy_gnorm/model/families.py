@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +130,7 @@ class Family:
     some of the tokens alone. `first_token` says whether transformers' classifier reads only the first token.
     `returns` turns the output of a layer into what it returns, and `between` says whether the model changes it before
     the next layer.
+    `image_tokens` gives the tokens of an image, which the configuration fixes; models without it read text.
     `title` is what the paper calls the base model in its parameter tables.
     """
 
@@ -140,9 +141,21 @@ class Family:
     first_token: Callable[[Any], bool] = always
     returns: Callable[[Tensor], Any] = itself
     between: Callable[[Any], bool] = never
+    image_tokens: Callable[[Any], int] | None = None
 
 
 FAMILIES: Registry[Family] = Registry("model family")
+
+
+def image_tokens(config: Any) -> int | None:
+    """The tokens of an image, all images alike; None where a model reads text."""
+    count = FAMILIES[config.model_type].image_tokens if config.model_type in FAMILIES else None
+    return None if count is None else count(config)
+
+
+def sides(size: Any) -> Sequence[int]:
+    """Height and width, which may be given as one number."""
+    return size if isinstance(size, Sequence) else (size, size)
 
 
 def heads(config: Any) -> int:
@@ -434,7 +447,15 @@ def _vit() -> Family:
         ),
         feed_forward(f"{layer}.mlp", "fc1", "fc2", width="intermediate_size", sum_at=RETURNED),
     )
-    return Family("ViT", rows, layer=layer)
+    return Family("ViT", rows, layer=layer, image_tokens=_patches_and_class)
+
+
+def _patches_and_class(config: Any) -> int:
+    """A token for every patch, and the one that the classifier reads."""
+    across, down = (
+        image // patch for image, patch in zip(sides(config.image_size), sides(config.patch_size), strict=True)
+    )
+    return int(across * down) + 1
 
 
 FAMILIES.add("bert", _bert_like("BERT"))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from greedy_gnorm.model.families import image_tokens
+
 log = logging.getLogger("greedy_gnorm")
 
 
 def lacks_padding(model: Any, tokenizer: Any) -> bool:
-    """Whether a model or its tokenizer does not say which token fills up rows."""
-    return tokenizer is not None and (tokenizer.pad_token_id is None or model.config.pad_token_id is None)
+    """Whether a model or its tokenizer does not say which token fills up rows; images have no such token."""
+    if tokenizer is None or image_tokens(model.config) is not None:
+        return False
+    return tokenizer.pad_token_id is None or model.config.pad_token_id is None
 
 
 def set_padding(model: Any, tokenizer: Any) -> None:
@@ -18,6 +22,8 @@ def set_padding(model: Any, tokenizer: Any) -> None:
 
     Decoders that classify find the last token of a row by it.
     """
+    if not lacks_padding(model, tokenizer):
+        return
     if tokenizer.pad_token_id is None:
         known = model.config.pad_token_id
         token = tokenizer.eos_token if known is None else tokenizer.convert_ids_to_tokens(known)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from greedy_gnorm.data.encoding import longest_sentence
+from greedy_gnorm.model.families import image_tokens
 from greedy_gnorm.model.modes import evaluating
 from greedy_gnorm.model.sites import features, find_sites
 from greedy_gnorm.tasks.task import task_of
@@ -26,7 +27,11 @@ SHAPES = ((1, 32), (8, 128))
 
 
 def possible(model: nn.Module, shapes: Sequence[tuple[int, int]] = SHAPES) -> list[tuple[int, int]]:
-    """The shapes whose sentences are not too long for the model."""
+    """The shapes whose sentences are not too long for the model; images have a fixed number of tokens."""
+    config: Any = model.config
+    fixed = image_tokens(config)
+    if fixed is not None:
+        return list(dict.fromkeys((rows, fixed) for rows, _ in shapes))
     return [(rows, tokens) for rows, tokens in shapes if tokens <= longest_sentence(model)]
 
 
@@ -41,19 +46,10 @@ def torch_runner(model: nn.Module) -> Runner:
 
 
 def random_inputs(model: nn.Module, rows: int, tokens: int, choices: int = 1) -> Inputs:
-    """A batch without padding, with token types where the model has them, and so many choices where it chooses."""
-    config: Any = model.config
-    chance = torch.Generator().manual_seed(0)
+    """A batch without padding, the same each time, as the model's task takes it."""
+    inputs = task_of(model).random_inputs(rows, tokens, torch.Generator().manual_seed(0), choices)
     device = next(model.parameters()).device
-    lowest = min((config.pad_token_id or 0) + 1, config.vocab_size - 1)
-    ids = torch.randint(lowest, config.vocab_size, (rows, tokens), generator=chance).to(device)
-    types = {"token_type_ids": torch.zeros_like(ids)} if getattr(config, "type_vocab_size", 0) > 1 else {}
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **types}
-    return (
-        {name: each[:, None].repeat(1, choices, 1) for name, each in inputs.items()}
-        if task_of(model).choices
-        else inputs
-    )
+    return {name: each.to(device) for name, each in inputs.items()}
 
 
 def in_turn(
@@ -85,13 +81,14 @@ def multiplications(model: nn.Module, tokens: int) -> int:
     """Multiplications for one sentence of so many tokens: in linear maps, and between queries, keys and values."""
     counted = 0
 
-    def count(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+    def count(module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
         nonlocal counted
-        counted += output.numel() * features(module)[0]
+        inputs = module.weight[0].numel() if isinstance(module, nn.Conv2d) else features(module)[0]
+        counted += output.numel() * inputs
 
     with ExitStack() as stack, evaluating(model), torch.inference_mode():
         for module in model.modules():
-            if isinstance(module, nn.Linear | Conv1D):
+            if isinstance(module, nn.Linear | Conv1D | nn.Conv2d):
                 stack.callback(module.register_forward_hook(count).remove)
         model(**random_inputs(model, 1, tokens))
     products = sum(

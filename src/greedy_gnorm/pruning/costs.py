@@ -15,6 +15,7 @@ import torch
 from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.encoding import longest_sentence
 from greedy_gnorm.errors import GnormError
+from greedy_gnorm.model.families import image_tokens
 from greedy_gnorm.model.modes import evaluating
 from greedy_gnorm.model.sites import Site, Sites, find_sites
 from greedy_gnorm.model.sizes import parameter_count
@@ -41,12 +42,18 @@ class Shape(NamedTuple):
 
 
 def shape_for(text: str | None, batches: Batches) -> Shape:
-    """`8x128`, or the lengths of these rows."""
-    if text is not None:
-        rows, tokens = map(int, text.split("x"))
+    """`8x128`, or the lengths of these rows, so many of which are timed together (`8`)."""
+    rows, tokens = (ROWS, None) if text is None else parsed_shape(text)
+    if tokens is not None:
         return Shape(rows, tokens, tokens * tokens)
     lengths = np.array(batches.lengths(), dtype=float)
-    return Shape(ROWS, float(lengths.mean()), float(np.square(lengths).mean()))
+    return Shape(rows, float(lengths.mean()), float(np.square(lengths).mean()))
+
+
+def parsed_shape(text: str) -> tuple[int, int | None]:
+    """The rows of `8x128`, and the tokens, if they are stated."""
+    rows, _, tokens = text.partition("x")
+    return int(rows), int(tokens) if tokens else None
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,9 @@ class Costs:
 
 def _model_multiplications(sites: Sites, shape: Shape) -> int:
     """Multiplications of a row of the shape: the sites' own, and the rest, which is linear in the tokens."""
+    fixed = image_tokens(sites.model.config)
+    if fixed is not None:
+        return multiplications(sites.model, fixed)
     short, long = 2, min(10, longest_sentence(sites.model))
     counts = []
     for tokens in (short, long):

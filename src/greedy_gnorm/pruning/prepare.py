@@ -26,6 +26,7 @@ from greedy_gnorm.data.sets import (
 )
 from greedy_gnorm.errors import DataError, GnormError, UnsupportedModel
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
+from greedy_gnorm.model.families import image_tokens
 from greedy_gnorm.model.modes import convert
 from greedy_gnorm.model.padding import lacks_padding, set_padding
 from greedy_gnorm.model.sites import UNIT_PLURALS, Sites, find_sites
@@ -163,7 +164,9 @@ def costs_for(
 ) -> Costs:
     """What is counted: parameters, multiplications, and measured times where a target asks for them."""
     size = next(model.parameters()).element_size()
-    shape = shape_for(settings.shape, sets[EVALUATION])
+    shape, fixed = shape_for(settings.shape, sets[EVALUATION]), image_tokens(model.config)
+    if fixed is not None and shape.tokens != fixed:
+        raise GnormError(f"shape {shape}: an image has {fixed} tokens here. State the number of images alone.")
     if times is None and (settings.speedup is not None or settings.latency is not None):
         with phase("Measuring widths"):
             times = measured_times(sites, shape)
@@ -186,7 +189,7 @@ def load_inputs(model: Any, tokenizer: Any, given: Settings, units: str = "heads
             tokenizer = tokenizer or model
             model = load(model, trust_remote_code=given.trust_remote_code)
         if isinstance(tokenizer, str | Path):
-            tokenizer = load_tokenizer(tokenizer, trust_remote_code=given.trust_remote_code)
+            tokenizer = load_tokenizer(tokenizer, config=model.config, trust_remote_code=given.trust_remote_code)
     if lacks_padding(model, tokenizer):
         model, tokenizer = copy_sharing_weights(model), copy.deepcopy(tokenizer)
         set_padding(model, tokenizer)

@@ -51,7 +51,12 @@ def _how_to_load(task: Task, form: str) -> str:
     also = predict = ""
     if task.pipeline in PIPELINE_REGISTRY.get_supported_tasks():
         also, predict = ", pipeline", f'predict = pipeline("{task.pipeline}", FOLDER, trust_remote_code=True)\n'
-    return HOW_TO_LOAD[form].format(auto_class=task.auto_class, also=also, predict=predict).rstrip()
+    word, reader = task.reader
+    return (
+        HOW_TO_LOAD[form]
+        .format(auto_class=task.auto_class, also=also, predict=predict, word=word, reader=reader)
+        .rstrip()
+    )
 
 
 def _as_on_the_page(run: Run) -> PageRun:
@@ -124,10 +129,10 @@ HOW_TO_LOAD = {
     "pruned": """Load it with transformers 5 (`modeling_pruned.py` beside the weights is the only code that it needs):
 
 ```python
-from transformers import {auto_class}, AutoTokenizer{also}
+from transformers import {auto_class}, {reader}{also}
 
 model = {auto_class}.from_pretrained(FOLDER, trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+{word} = {reader}.from_pretrained(FOLDER)
 {predict}```
 
 or with greedy-gnorm, which runs no code from the folder: `greedy_gnorm.load(FOLDER)`.
@@ -135,10 +140,10 @@ or with greedy-gnorm, which runs no code from the folder: `greedy_gnorm.load(FOL
     "plain": """All layers have the same width, so it is an ordinary checkpoint and loads without any flag:
 
 ```python
-from transformers import {auto_class}, AutoTokenizer
+from transformers import {auto_class}, {reader}
 
 model = {auto_class}.from_pretrained(FOLDER)
-tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+{word} = {reader}.from_pretrained(FOLDER)
 ```
 """,
     "dense": """The weights have their original shapes, with zeros for the removed heads: this copy is no smaller and no

@@ -21,7 +21,7 @@ from greedy_gnorm.tasks.task import register_task
 from greedy_gnorm.units import Matrix, Measure, Vector
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Generator, Tensor, nn
 
     from greedy_gnorm.data.batches import Batches
 
@@ -45,7 +45,6 @@ class MultipleChoice(SingleLabel):
     metrics = (ACCURACY, LOSS)
     auto_class = "AutoModelForMultipleChoice"
     pipeline = "multiple-choice"
-    choices = True
     format = Format(
         tuple((prompt, choices) for prompt in PROMPTS for choices in LISTS),
         PROMPTS,
@@ -103,6 +102,10 @@ class MultipleChoice(SingleLabel):
             items.append(Encoded(inputs, row.label, number))
             truncated += cut > 0
         return items, truncated
+
+    def random_inputs(self, rows: int, tokens: int, chance: Generator, choices: int = 1) -> dict[str, Tensor]:
+        inputs = super().random_inputs(rows, tokens, chance)
+        return {name: each[:, None].repeat(1, choices, 1) for name, each in inputs.items()}
 
     def doubts(self, labels: Sequence[Any], quality: Mapping[str, float]) -> list[str]:
         chance = max(Counter(labels).values()) / len(labels)

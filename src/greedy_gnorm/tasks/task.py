@@ -45,8 +45,6 @@ class Task(ABC):
     """What a row of the data is."""
     output_names: ClassVar[tuple[str, ...]] = ("logits",)
     """The names of the model's outputs that the task reads; none where ONNX can't give them."""
-    choices: ClassVar[bool] = False
-    """Whether a row is several sequences, one of which the model chooses: inputs are (rows, choices, tokens)."""
     own_labels: ClassVar[bool] = False
     """Whether rows are always judged by what the unpruned model makes of them; labels of the data are an addition."""
     tells_agreement: ClassVar[bool] = False
@@ -55,6 +53,8 @@ class Task(ABC):
     """What is counted where each class has numbers of its own."""
     library: ClassVar[str] = "transformers"
     """The library that loads a saved model, as the hub names it."""
+    reader: ClassVar[tuple[str, str]] = ("tokenizer", "AutoTokenizer")
+    """What turns a row into the model's inputs, and the class of transformers that loads it."""
     for_every_token: ClassVar[bool] = False
     """Whether the model has an output for every token, so that all tokens count alike."""
 
@@ -112,6 +112,29 @@ class Task(ABC):
 
         return tokenised(rows, tokenizer, limit)
 
+    def token_counts(self, rows: Sequence[Row], tokenizer: Any, limit: int, settings: Settings) -> list[int]:
+        """The number of tokens of each row, after truncation."""
+        counts = [0] * len(rows)
+        for item in self.encode(rows, tokenizer, limit, settings)[0]:
+            counts[item.row] += len(item)
+        return counts
+
+    def padding(self, items: Sequence[Encoded], model: nn.Module, tokenizer: Any) -> dict[str, int]:
+        """The model's inputs, and what fills up each of them in rows that are shorter than others."""
+        from greedy_gnorm.data.encoding import token_padding
+
+        return token_padding(items, model, tokenizer)
+
+    def random_inputs(self, rows: int, tokens: int, chance: Generator, choices: int = 1) -> dict[str, Tensor]:
+        """A batch without padding, with token types where the model has them; `choices` are for multiple choice."""
+        import torch
+
+        config = self.config
+        lowest = min((config.pad_token_id or 0) + 1, config.vocab_size - 1)
+        ids = torch.randint(lowest, config.vocab_size, (rows, tokens), generator=chance)
+        types = {"token_type_ids": torch.zeros_like(ids)} if getattr(config, "type_vocab_size", 0) > 1 else {}
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **types}
+
     @abstractmethod
     def map_labels(self, columns: Sequence[LabelColumn], settings: Settings) -> list[list[Label]]:
         """Map the labels of all columns to the model's numbers by a single mapping; returns a list for each column."""
@@ -125,7 +148,7 @@ class Task(ABC):
             )
 
     def completed(self, batch: Batch) -> Batch:
-        """A batch that the user has made, with the labels that its tokens imply, if they do."""
+        """A batch that the user has made, with what its inputs imply, such as the labels of a language model."""
         return batch
 
     def doubts(self, labels: Sequence[Any], quality: Mapping[str, float]) -> list[str]:
