@@ -92,12 +92,15 @@ def test_the_numbers_of_the_readme_were_measured():
 
 
 def test_the_readme_lists_every_family_and_task():
-    table = README.partition("## What is supported\n\n")[2].partition("\n\n")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
-    assert {row[0].lower() for row in rows[2:]} == set(FAMILIES)
-    titles = {"one label per row": "single_label_classification", "several labels": "multi_label_classification"}
-    titles["a number"] = "regression"
-    assert {titles[cell] for cell in rows[0][1:4]} == set(TASKS)
+    supported = README.partition("## What is supported\n\n")[2].partition("\n## ")[0]
+    tables = [block for block in supported.split("\n\n") if block.startswith("|")]
+    tasks, families = (
+        [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]] for table in tables
+    )
+    assert {row[0].lower() for row in families} == set(FAMILIES)
+    assert {row[0]: row[1].split(",")[0].strip("`") for row in tasks} == {
+        name: TASKS[name].auto_class for name in TASKS
+    }
 
 
 def entries(nav):

@@ -48,10 +48,10 @@ def _how_to_load(task: Task, form: str) -> str:
     """The lines of code; those of a pipeline only if transformers has one for the task."""
     from transformers.pipelines import PIPELINE_REGISTRY
 
-    also = classify = ""
+    also = predict = ""
     if task.pipeline in PIPELINE_REGISTRY.get_supported_tasks():
-        also, classify = ", pipeline", f'classify = pipeline("{task.pipeline}", FOLDER, trust_remote_code=True)\n'
-    return HOW_TO_LOAD[form].format(auto_class=task.auto_class, also=also, classify=classify).rstrip()
+        also, predict = ", pipeline", f'predict = pipeline("{task.pipeline}", FOLDER, trust_remote_code=True)\n'
+    return HOW_TO_LOAD[form].format(auto_class=task.auto_class, also=also, predict=predict).rstrip()
 
 
 def _as_on_the_page(run: Run) -> PageRun:
@@ -128,7 +128,7 @@ from transformers import {auto_class}, AutoTokenizer{also}
 
 model = {auto_class}.from_pretrained(FOLDER, trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-{classify}```
+{predict}```
 
 or with greedy-gnorm, which runs no code from the folder: `greedy_gnorm.load(FOLDER)`.
 """,
