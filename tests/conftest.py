@@ -223,7 +223,7 @@ def without_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 EVERY_FAMILY = pytest.mark.parametrize("family", list(FAMILY_CONFIGS))
 """For the tests that must meet every family each time; in the others Llama stands for those that are built like it."""
-LIKE_LLAMA = ("mistral", "qwen2", "qwen3")
+LIKE_LLAMA = ("llama-each", "mistral", "qwen2", "qwen3")
 
 
 @pytest.fixture(

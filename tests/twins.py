@@ -78,7 +78,7 @@ def columns_of(site: Site, gradient: bool = False) -> list[torch.Tensor]:
 def slow_gradient_norms(
     model: Any, batches: list[dict[str, torch.Tensor]], objective: str = "logit-norm"
 ) -> np.ndarray:
-    """(parts, sites, heads): the mean over sentences of the norm of each head's weight gradient, a backward a sentence."""
+    """(parts, sites, heads): the mean over sentences of the norm of a weight gradient, with a backward a sentence."""
     model = model.eval()
     sites = find_sites(model, "heads")
     names = [name for name in ("q", "k", "v") if name in sites[0].parts]  # units of several groups have only queries

@@ -5,20 +5,27 @@ from __future__ import annotations
 import copy
 import json
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from conftest import tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
+from twins import columns_of, rows_of, slow_entropy, slow_gate_gradients, slow_gradient_norms
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli.app import main
 from greedy_gnorm.model.checkpoint import save
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.surgery import as_plain, dense, remove
+from greedy_gnorm.recovery import least_squares
+from greedy_gnorm.recovery.least_squares import SOLVERS
 from greedy_gnorm.units import Unit
 
 GROUPED = ("llama", "mistral", "qwen2", "qwen3")
-DATA = [tiny_batch(seed=1)]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The unpruned model's perplexity is:UserWarning", "ignore:The calibration rows have:UserWarning"
+)
+DATA, EVALUATION = [tiny_batch(seed=1)], [tiny_batch(rows=30, seed=2)]
 
 
 def grouped(family="llama", **changes):
@@ -76,6 +83,48 @@ def test_equal_numbers_make_an_ordinary_model(family, tmp_path):
     assert as_plain(model) is None
 
 
+@pytest.mark.parametrize("state", ["whole", "pruned"])
+def test_scores_are_those_of_all_query_heads_of_a_unit(state):
+    model = grouped(dtype=torch.float64, pruned_group_queries="each")
+    if state == "pruned":
+        gg.remove_heads(model, {0: [1, 2], 1: range(4)})
+    sites = find_sites(model, "heads")
+    norms = gg.score(model, DATA, score="gnorm")
+    assert list(norms.parts) == ["q"]
+    np.testing.assert_allclose(norms.values, slow_gradient_norms(model, DATA)[0], rtol=1e-9)
+    entropy = gg.score(model, DATA, score="entropy", score_options={"eps": 1e-3})
+    np.testing.assert_allclose(entropy.values, slow_entropy(model, DATA, eps=1e-3), rtol=1e-5)
+    effects = np.stack(slow_gate_gradients(model, DATA))
+    np.testing.assert_allclose(gg.score(model, DATA, score="fisher").values, (effects**2).mean(0), rtol=1e-9)
+    np.testing.assert_allclose(gg.score(model, DATA, score="tis").values, np.abs(effects).mean(0), rtol=1e-9)
+    magnitude = gg.score(model, DATA, score="magnitude").values
+    for site in sites:
+        for head, *blocks in zip(site.survivors, rows_of(site, "q"), columns_of(site), strict=True):
+            expected = torch.cat([block.flatten() for block in blocks]).norm()
+            assert magnitude[site.index, head] == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_head_takes_the_place_of_one_like_it(name, monkeypatch):
+    """If two query heads do the same in every group, one of them with twice its output does what both did."""
+    monkeypatch.setattr(least_squares, "RIDGE", 1e-12)
+    model = grouped(dtype=torch.float64)
+    attention = model.model.layers[2].self_attn
+    for group in range(2):
+        first, last = ([4 * (4 * group + head) + channel for channel in range(4)] for head in (0, 3))
+        attention.q_proj.weight.data[last] = attention.q_proj.weight.data[first]
+        attention.o_proj.weight.data[:, last] = attention.o_proj.weight.data[:, first]
+    others = [0, 1, (2, 0), (2, 1), (2, 2)]
+    run = gg.prune(
+        model, EVALUATION, eval_data=DATA, stop="heads=1", protect=others, recover=name, group_queries="each"
+    )
+    assert find_sites(run.model, "heads")[2].survivors == [0, 1, 2]
+    torch.testing.assert_close(logits(run.model), logits(model), rtol=1e-6, atol=1e-6)
+    cut = copy.deepcopy(model)
+    gg.remove_heads(cut, {2: [3]}, group_queries="each")
+    assert (logits(cut) - logits(model)).abs().max() > 1e-2
+
+
 def test_original_shapes_are_those_of_an_ordinary_model():
     model = grouped()
     gg.remove_heads(model, {0: [1], 1: range(4)}, group_queries="each")
@@ -87,7 +136,7 @@ def test_original_shapes_are_those_of_an_ordinary_model():
 def test_one_key_for_all_query_heads():
     model = grouped(num_key_value_heads=1)
     assert [site.total for site in find_sites(model, "heads")] == [1, 1, 1]
-    run = gg.prune(model, DATA, eval_data=DATA, stop="heads=5", group_queries="each")
+    run = gg.prune(model, DATA, eval_data=EVALUATION, stop="heads=5", group_queries="each")
     assert [site.total for site in find_sites(run.model, "heads")] == [8, 8, 8]
     assert len(find_sites(run.model, "heads").survivors()) == 19
 
@@ -137,7 +186,7 @@ def test_unknown_modes_are_refused():
 
 def test_the_given_model_is_left_alone():
     model = grouped()
-    run = gg.prune(model, DATA, eval_data=DATA, stop="heads=3", group_queries="each")
+    run = gg.prune(model, DATA, eval_data=EVALUATION, stop="heads=3", group_queries="each")
     assert not hasattr(model.config, "pruned_group_queries")
     assert [site.total for site in find_sites(model, "heads")] == [2, 2, 2]
     assert torch.equal(logits(run.at(3)), logits(run.model))
@@ -148,18 +197,20 @@ def folder(tmp_path):
     """A saved language model and its text."""
     model = grouped(auto_class="AutoModelForCausalLM", vocab_size=len(tiny_tokenizer()))
     save(model, tiny_tokenizer(), tmp_path / "llm")
-    (tmp_path / "rows.txt").write_text("\n".join(row["text"] for row in tiny_rows(200)))
+    (tmp_path / "rows.txt").write_text("\n".join(row["text"] for row in tiny_rows(300)))
     return tmp_path
 
 
-def run_of(folder, command, *options):
-    data = ["--data", str(folder / "rows.txt"), "--block-length", "8", "--samples", "8", "--eval-samples", "8"]
+def run_of(folder, command, *options, eval_rows=("--eval-samples", "30")):
+    data = ["--data", str(folder / "rows.txt"), "--block-length", "8", "--samples", "30", *eval_rows]
     assert main([command, str(folder / "llm"), *data, "--group-queries", "each", "--quiet", *options]) == 0
 
 
 def test_a_run_can_be_taken_apart_again(folder):
     """Its steps, tables and results know what a head was, from the command to the saved model."""
-    run_of(folder, "prune", "--stop", "heads=4", "--out", str(folder / "run"), "--recover", "least-squares")
+    run_of(
+        folder, "prune", "--stop", "heads=4", "--out", str(folder / "run"), "--recover", "least-squares", "--no-latency"
+    )
     header = json.loads((folder / "run/run.json").read_text())
     assert header["model"]["pruned_group_queries"] == header["config"]["group_queries"] == "each"
     assert [site["units"] for site in header["model"]["sites"]] == [4, 4, 4]
@@ -171,10 +222,27 @@ def test_a_run_can_be_taken_apart_again(folder):
 
 
 def test_a_uniform_compression_has_its_table(folder):
-    options = ("--params", "0.9", "--rounds", "2", "--uniform", "--units", "heads", "--out", str(folder / "run"))
-    run_of(folder, "compress", *options)
+    options = (
+        "--params",
+        "0.9",
+        "--rounds",
+        "2",
+        "--uniform",
+        "--units",
+        "heads",
+        "--no-measure-speed",
+        "--out",
+        str(folder / "run"),
+    )
+    run_of(folder, "compress", *options, "--out", str(folder / "run"))
     config = json.loads((folder / "run/model/config.json").read_text())
     assert config["num_key_value_heads"] == 2
     assert config["num_attention_heads"] < 8
     assert not list((folder / "run/model").glob("*.py"))
     assert main(["table", str(folder / "run")]) == 0
+
+
+def test_scores_are_written_with_their_units(folder):
+    run_of(folder, "score", "--score", "fisher", "--out", str(folder / "scores"), eval_rows=())
+    content = json.loads((folder / "scores/scores.json").read_text())
+    assert [len(vector) for vector in content["values"]] == [4, 4, 4]
