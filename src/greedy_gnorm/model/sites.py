@@ -119,7 +119,7 @@ class Site:
         """Values of the inputs of `output`, or of attention maps, by unit: (..., count) -> (..., units, each)."""
         places, units = len(self.layout["output"]["parts"]), len(self.survivors)
         each = values.shape[-1] // (places * units) if units else 1
-        return values.unflatten(-1, (places, units, each)).transpose(-3, -2).flatten(-2)
+        return values.reshape(*values.shape[:-1], places, units, each).transpose(-3, -2).flatten(-2)
 
     def by_channel(self, values: Tensor) -> Tensor:
         """Repeat values of units for each of their inputs of `output`: (..., units) -> (..., units * output_size)."""
