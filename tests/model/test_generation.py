@@ -7,7 +7,7 @@ import torch
 import transformers
 from conftest import shared, tiny_config
 
-from greedy_gnorm.model.modeling_pruned import Cached, pruned_class
+from greedy_gnorm.model.modeling_pruned import Cached
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.surgery import dense, remove
 from greedy_gnorm.units import Unit
@@ -101,7 +101,7 @@ def test_a_layer_gets_its_own_class_back_with_its_heads(family):
 def test_a_pruned_class_builds_layers_without_heads(family):
     """As when a saved model is loaded: the class cuts the newly built model, then the weights are set."""
     model = language_model(family)
-    built = pruned_class(type(model))(model.config).eval()
+    built = type(model)(model.config).eval()
     built.load_state_dict(model.state_dict())
     built.generation_config = model.generation_config
     for options in ({}, {"cache_implementation": "static", "prefill_chunk_size": 4}):
