@@ -53,6 +53,7 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     "modernbert": {"local_attention": 8, "attention_bias": True},
     "gpt2": {},
     "llama": GROUPED,
+    "llama-each": {**GROUPED, "num_key_value_heads": 2, "head_dim": 4, "pruned_group_queries": "each"},
     "mistral": {**GROUPED, "sliding_window": 5},
     "qwen2": GROUPED,
     "qwen3": GROUPED,
@@ -81,12 +82,20 @@ CONFIG_NAMES = {
 """What families call these settings, where they have other names."""
 
 
+def model_type(family: str) -> str:
+    """What transformers calls a family of these tests."""
+    return family.removesuffix("-groups").removesuffix("-each")
+
+
 def tiny_config(family: str, **changes: Any) -> Any:
-    """A configuration of a few thousand parameters; `albert-groups` is ALBERT with groups and inner groups."""
+    """A configuration of a few thousand parameters; `albert-groups` is ALBERT with groups and inner groups.
+
+    In `llama-each`, a head that can be removed is one query head of each group.
+    """
     values = {**SMALL, **FAMILY_CONFIGS.get(family, {}), **IMAGE_CONFIGS.get(family, {}), **changes}
     names = CONFIG_NAMES.get(family, {})
     values = {names.get(name, name): value for name, value in values.items()}
-    return transformers.AutoConfig.for_model(family.removesuffix("-groups"), **values)
+    return transformers.AutoConfig.for_model(model_type(family), **values)
 
 
 def tiny_model(
@@ -214,7 +223,7 @@ def without_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 EVERY_FAMILY = pytest.mark.parametrize("family", list(FAMILY_CONFIGS))
 """For the tests that must meet every family each time; in the others Llama stands for those that are built like it."""
-LIKE_LLAMA = ("mistral", "qwen2", "qwen3")
+LIKE_LLAMA = ("llama-each", "mistral", "qwen2", "qwen3")
 
 
 @pytest.fixture(

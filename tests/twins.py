@@ -51,26 +51,38 @@ def rows_of(site: Site, name: str, gradient: bool = False) -> list[torch.Tensor]
     linear = site.inputs[linear_map["path"]]
     weight = linear.weight.grad if gradient else linear.weight.detach()
     weight = weight.mT if isinstance(linear, Conv1D) else weight
-    count, size = len(site.survivors), site.sizes[name]
-    before = linear_map["parts"][: linear_map["parts"].index(name)]  # fused: all units of these parts come first
-    start = count * sum(site.sizes[part] for part in before)
-    return [weight[start + unit * size : start + (unit + 1) * size] for unit in range(count)]
+    parts, sizes = linear_map["parts"], site.layout["sizes"]
+    count, size = len(site.survivors), sizes[name]
+    rows: list[list[int]] = [[] for _ in range(count)]
+    for place in (place for place, part in enumerate(parts) if part == name):  # several if heads of a unit lie apart
+        start = count * sum(sizes[part] for part in parts[:place])  # fused: all units of these parts come first
+        for unit in range(count):
+            rows[unit] += range(start + unit * size, start + (unit + 1) * size)
+    return [weight[own] for own in rows]
+
+
+def heads_of(site: Site, values: torch.Tensor) -> list[torch.Tensor]:
+    """For each unit that is left, the values of its query heads, or of its inputs of the output map."""
+    count, groups = len(site.survivors), len(site.layout["output"]["parts"])
+    by_group = values.reshape(groups, count, -1, *values.shape[1:]) if count else None
+    return [torch.cat([by_group[group, unit] for group in range(groups)]) for unit in range(count)]
 
 
 def columns_of(site: Site, gradient: bool = False) -> list[torch.Tensor]:
     """For each unit that is left, its columns in the weight of the output map (or in the weight's gradient)."""
     weight = site.output.weight.grad if gradient else site.output.weight.detach()
     weight = weight.mT if isinstance(site.output, Conv1D) else weight
-    return list(weight.split(site.output_size, dim=1)) if site.survivors else []
+    return [columns.mT for columns in heads_of(site, weight.mT)]
 
 
 def slow_gradient_norms(
     model: Any, batches: list[dict[str, torch.Tensor]], objective: str = "logit-norm"
 ) -> np.ndarray:
-    """(3, sites, heads): the mean over sentences of the norm of each head's weight gradient, a backward a sentence."""
+    """(parts, sites, heads): the mean over sentences of the norm of a weight gradient, with a backward a sentence."""
     model = model.eval()
     sites = find_sites(model, "heads")
-    sums = np.zeros((3, *shape(sites)))
+    names = [name for name in ("q", "k", "v") if name in sites[0].parts]  # units of several groups have only queries
+    sums = np.zeros((len(names), *shape(sites)))
     count = 0
     for batch in batches:
         for row in unpadded(batch):
@@ -83,7 +95,7 @@ def slow_gradient_norms(
                 value = logits.square().sum().sqrt()
             value.backward()
             for site in sites:
-                for place, name in enumerate(("q", "k", "v")):
+                for place, name in enumerate(names):
                     blocks = rows_of(site, name, gradient=True) if site.survivors else []
                     for head, block in zip(site.survivors, blocks, strict=True):
                         sums[place, site.index, head] += float(block.double().norm())
@@ -130,9 +142,8 @@ def slow_entropy(
     totals = np.zeros(shape(sites))
     for row in rows:
         for site, weights in maps_of(model, row):
-            for position, head in enumerate(sites[site].survivors):
-                each = len(weights) // len(sites[site].survivors)  # query heads of a unit
-                lines = weights[position * each : (position + 1) * each].double().flatten(0, 1).tolist()
+            for head, own in zip(sites[site].survivors, heads_of(sites[site], weights), strict=True):
+                lines = own.double().flatten(0, 1).tolist()
                 totals[site, head] += sum(formulas[variant](a) for line in lines for a in line) / len(lines) / len(rows)
     for head in sites.removed():
         totals[head] = np.nan

@@ -59,6 +59,7 @@ def score(
     block_length: int | None = None,
     label_map: Mapping[str, str] | None = None,
     threshold: float | None = None,
+    group_queries: str | None = None,
     labels: str = "data",
     stride: int | None = None,
     dtype: str = "auto",
@@ -90,6 +91,8 @@ def score(
             model takes fewer.
         label_map: The model's label for each label of the data, such as {"neg": "NEGATIVE"}.
         threshold: The probability above which a label is predicted, where a row may have several. Default: 0.5.
+        group_queries: What a head is where several query heads share a key and a value: "whole", such a group, or
+            "each", one query head of each group of the layer. Default: "whole", or as the model was pruned before.
         labels: "data", or "own" to score with labels drawn from the model's own predictions.
         stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).
             Default: 128, and at most half of a window.
@@ -157,6 +160,7 @@ def prune(
     min_heads: int = 0,
     heads_per_step: int | None = None,
     recompute: int | None = None,
+    group_queries: str | None = None,
     recover: str | None = None,
     labels: str = "data",
     stride: int | None = None,
@@ -205,6 +209,8 @@ def prune(
         min_heads: Heads to keep in every layer at least.
         heads_per_step: Heads to remove in each step. Default: the method's own number.
         recompute: Steps from one scoring to the next; 0 scores only once. Default: the method's own number.
+        group_queries: What a head is where several query heads share a key and a value: "whole", such a group, or
+            "each", one query head of each group of the layer. Default: "whole", or as the model was pruned before.
         recover: How quality is recovered after each step: "least-squares" fits the output projections, "gates" fits one
             factor for each unit, "none" does nothing. Default: the method's own.
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
@@ -260,6 +266,7 @@ def compress(
     threshold: float | None = None,
     protect: Sequence[tuple[int, int] | int] = (),
     min_heads: int = 0,
+    group_queries: str | None = None,
     units: str | None = None,
     recover: str | None = None,
     labels: str = "data",
@@ -317,6 +324,8 @@ def compress(
         threshold: The probability above which a label is predicted, where a row may have several. Default: 0.5.
         protect: Heads to keep: (layer, head) pairs, or a layer's number for all of its heads, such as [(0, 3), 11].
         min_heads: Heads to keep in every layer at least.
+        group_queries: What a head is where several query heads share a key and a value: "whole", such a group, or
+            "each", one query head of each group of the layer. Default: "whole", or as the model was pruned before.
         units: What is removed: "heads", feed-forward neurons ("ffn") or "both".
         recover: How quality is recovered after each step: "least-squares" fits the output projections, "gates" fits one
             factor for each unit, "none" does nothing. Default: the method's own.
@@ -448,6 +457,7 @@ def compare(
     min_heads: int = 0,
     heads_per_step: int | None = None,
     recompute: int | None = None,
+    group_queries: str | None = None,
     labels: str = "data",
     stride: int | None = None,
     calibration_tokens: int = 65536,
@@ -490,6 +500,8 @@ def compare(
         min_heads: Heads to keep in every layer at least.
         heads_per_step: Heads to remove in each step. Default: the method's own number.
         recompute: Steps from one scoring to the next; 0 scores only once. Default: the method's own number.
+        group_queries: What a head is where several query heads share a key and a value: "whole", such a group, or
+            "each", one query head of each group of the layer. Default: "whole", or as the model was pruned before.
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
             labels is enough; quality is then the agreement with the unpruned model.
         stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).

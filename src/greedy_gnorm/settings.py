@@ -186,6 +186,12 @@ class Settings(BaseModel):
     recompute: Count | None = _setting(
         None, "Steps from one scoring to the next; 0 scores only once. Default: the method's own number."
     )
+    group_queries: Literal["whole", "each"] | None = _setting(
+        None,
+        "What a head is where several query heads share a key and a value: such a group (whole), or one query head of "
+        "each group of the layer (each). Default: whole, or as the model was pruned before.",
+        "'whole' or 'each'",
+    )
     units: Literal["heads", "ffn", "both"] | None = _setting(
         None, "What is removed: heads, feed-forward neurons (ffn) or both. Default: the method's own.", UNITS
     )

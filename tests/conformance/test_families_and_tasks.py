@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import FAMILY_CONFIGS, IMAGE_CONFIGS, LIKE_LLAMA, tiny_batch, tiny_config, tiny_model
+from conftest import FAMILY_CONFIGS, IMAGE_CONFIGS, LIKE_LLAMA, model_type, tiny_batch, tiny_config, tiny_model
 from twins import rows_of
 
 import greedy_gnorm as gg
@@ -36,7 +36,7 @@ PAIRS = [
 
 def test_the_walk_is_complete():
     """All families and all tasks are walked, and what a model predicts is known from its class."""
-    assert {family.removesuffix("-groups") for family, _ in PAIRS} >= set(FAMILIES) - set(IMAGE_CONFIGS)
+    assert {model_type(family) for family, _ in PAIRS} >= set(FAMILIES) - set(IMAGE_CONFIGS)
     assert {auto_class for _, auto_class in PAIRS} == {TASKS[task].auto_class for task in TASKS}
     assert len(PAIRS) > 70
 
@@ -90,16 +90,17 @@ def test_exact_norms_and_cuts(family, auto_class, tmp_path):
 
     sites = find_sites(model, "heads")
     fast = gradient_norms(sites, ready_batches([inputs]), ALL_OUTPUTS)
-    slow = {name: [np.zeros(site.total) for site in sites] for name in "qkv"}
+    assert list(fast) == (["q"] if family.endswith("-each") else ["q", "k", "v"])
+    slow = {name: [np.zeros(site.total) for site in sites] for name in fast}
     for row in range(3):
         model.zero_grad()
         row_values(model, Batch(alone(inputs, row), None, (0,))).backward()
         for site in sites:
-            for name in "qkv":
+            for name in slow:
                 norms = [float(block.norm()) for block in rows_of(site, name, gradient=True)]
                 slow[name][site.index] += np.array(norms) / 3
     model.zero_grad()
-    for name in "qkv":
+    for name in slow:
         for ours, theirs in zip(fast[name], slow[name], strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 

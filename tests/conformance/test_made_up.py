@@ -251,13 +251,16 @@ def test_the_layouts():
     sizes = {"q": 2, "k": 1, "v": 1}
     fused = {"parts": ["q", "k", "v"], "layout": "fused"}
     assert unit_channels(fused, 3, sizes) == {
-        "q": [range(2), range(2, 4), range(4, 6)],
-        "k": [range(6, 7), range(7, 8), range(8, 9)],
-        "v": [range(9, 10), range(10, 11), range(11, 12)],
+        "q": [[0, 1], [2, 3], [4, 5]],
+        "k": [[6], [7], [8]],
+        "v": [[9], [10], [11]],
     }
+    # Three units with a query head in each of two groups
+    in_groups = {"parts": ["q", "q"], "layout": "fused"}
+    assert unit_channels(in_groups, 3, sizes) == {"q": [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]}
     assert interleaved(2, [2, 1, 1]) == [
         [range(2), range(4, 6)],
         [range(2, 3), range(6, 7)],
         [range(3, 4), range(7, 8)],
     ]
-    assert unit_channels({"parts": ["q"], "layout": "plain"}, 2, {"q": 3}) == {"q": [range(3), range(3, 6)]}
+    assert unit_channels({"parts": ["q"], "layout": "plain"}, 2, {"q": 3}) == {"q": [[0, 1, 2], [3, 4, 5]]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from conftest import FAMILY_CONFIGS, IMAGE_CONFIGS, tiny_batch, tiny_model
+from conftest import FAMILY_CONFIGS, IMAGE_CONFIGS, model_type, tiny_batch, tiny_model
 
 import greedy_gnorm as gg
 from greedy_gnorm.data.batches import ready_batches
@@ -21,7 +21,7 @@ from greedy_gnorm.units import UNIT_WORDS
 
 def test_every_family_has_a_tiny_model():
     """The tests of surgery, gradients and scores take a model of each of them."""
-    assert {name.removesuffix("-groups") for name in (*FAMILY_CONFIGS, *IMAGE_CONFIGS)} == set(FAMILIES)
+    assert {model_type(name) for name in (*FAMILY_CONFIGS, *IMAGE_CONFIGS)} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))

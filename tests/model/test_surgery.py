@@ -206,17 +206,21 @@ def test_weights_are_really_cut_and_bookkeeping_is_true(family):
         """The channels of the units 0 and 2 among four, written out."""
         return [*range(width), *range(2 * width, 3 * width)]
 
-    for path, linear in site.inputs.items():
-        parts = [part for part, at in site.parts.items() if at == path]
-        start, rows = 0, []
-        for part in parts:
-            rows += [start + row for row in kept(site.sizes[part])]
-            start += 4 * site.sizes[part]
+    def kept_of(linear_map):
+        """The same for a map with several parts, or with one part in several places."""
+        start, channels = 0, []
+        for width in (site.layout["sizes"][part] for part in linear_map["parts"]):
+            channels += [start + channel for channel in kept(width)]
+            start += 4 * width
+        return channels
+
+    for linear_map in site.layout["inputs"]:
+        linear, rows = site.inputs[linear_map["path"]], kept_of(linear_map)
         assert torch.equal(out_by_in(linear), turned(linear, before[f"{names[id(linear)]}.weight"])[rows])
         if linear.bias is not None:
             assert torch.equal(linear.bias, before[f"{names[id(linear)]}.bias"][rows])
         assert features(linear)[1] == len(rows)
-    output, columns = names[id(site.output)], kept(site.output_size)
+    output, columns = names[id(site.output)], kept_of(site.layout["output"])
     assert torch.equal(out_by_in(site.output), turned(site.output, before[f"{output}.weight"])[:, columns])
     if site.output.bias is not None:
         assert torch.equal(site.output.bias, before[f"{output}.bias"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import EVERY_FAMILY, tiny_batch, tiny_model
 from transformers.pytorch_utils import Conv1D
+from twins import heads_of
 
 import greedy_gnorm as gg
 from greedy_gnorm.data.batches import ready_batches
@@ -91,8 +92,9 @@ def slow_refit(model, units, weights_of):
                     targets += [z[real] for z in calls["z"]]
             weights.append(weights_of(site, number))
         places = [original[site.index].survivors.index(unit) for unit in site.survivors]
-        size = site.output_size
-        channels = [place * size + channel for place in places for channel in range(size)]
+        whole = original[site.index]
+        by_unit = heads_of(whole, torch.arange(len(whole.survivors) * whole.output_size))
+        channels = sorted(int(channel) for place in places for channel in by_unit[place])
         x, y, w = torch.cat(inputs), torch.cat(targets) - torch.cat(residuals), torch.cat(weights)
         x = x if sites.layers else x[:, channels]
         means = (w @ x) / w.sum(), (w @ y) / w.sum()

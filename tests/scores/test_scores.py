@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import LABEL_NAMES, tiny_batch, tiny_model
-from twins import columns_of, maps_of, rows_of, shape, slow_entropy, slow_gate_gradients, unpadded
+from twins import columns_of, heads_of, maps_of, rows_of, shape, slow_entropy, slow_gate_gradients, unpadded
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli.app import main
@@ -123,8 +123,8 @@ def test_confidence(family, state):
         for site, weights in maps_of(model, row):
             largest = weights.amax(-1).mean(-1) / len(rows) / sites[site].applications
             survivors = sites[site].survivors
-            if survivors:
-                expected[site, survivors] += largest.view(len(survivors), -1).mean(1).numpy()
+            for head, own in zip(survivors, heads_of(sites[site], largest), strict=True):
+                expected[site, head] += float(own.mean())
     np.testing.assert_allclose(gg.score(model, BATCHES, score="confidence").values, expected, rtol=1e-5)
 
 

@@ -263,7 +263,7 @@ def test_gnorm_is_that_of_a_backward_pass_per_window(family, objective):
     model, rows = answerer(family, dtype=torch.float64), flat(articles(2))
     sites, batches = find_sites(model, "heads"), batches_of(model, rows)
     fast = gradient_norms(sites, batches, OBJECTIVES[objective])
-    slow = {name: np.zeros((len(sites), 4)) for name in "qkv"}
+    slow = {name: np.zeros((len(sites), 4)) for name in fast}
     for batch in batches:
         for place, window in enumerate(batch.notes):
             model.zero_grad()
@@ -276,10 +276,10 @@ def test_gnorm_is_that_of_a_backward_pass_per_window(family, objective):
             )  # fmt: skip
             value.backward()
             for site in sites:
-                for name in "qkv":
+                for name in slow:
                     norms = [float(rows.norm()) for rows in rows_of(site, name, gradient=True)]
                     slow[name][site.index] += np.array(norms) / batches.rows
-    for name in "qkv":
+    for name in slow:
         assert np.abs(as_matrix(fast[name]) / slow[name] - 1).max() <= 1e-9
 
 

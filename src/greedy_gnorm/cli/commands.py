@@ -24,6 +24,7 @@ from greedy_gnorm.demo import prepare
 from greedy_gnorm.deployment.export import export as run_export
 from greedy_gnorm.errors import GnormError, Interrupted
 from greedy_gnorm.model.checkpoint import load_config, skeleton
+from greedy_gnorm.model.groups import choose_group_queries, set_group_queries
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.processes import is_first
 from greedy_gnorm.records.files import write_json, writing_to
@@ -136,6 +137,7 @@ def score(
     if not is_first():
         return
     config = load_config(model, trust_remote_code=settings["trust_remote_code"])
+    set_group_queries(config, choose_group_queries(config, settings["group_queries"]))
     sites = find_sites(skeleton(config), settings["units"] or "heads").infos
     content = {
         "model": model,

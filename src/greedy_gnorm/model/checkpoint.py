@@ -235,7 +235,7 @@ def _class_to_build(plain: Any, config: Any) -> Any:
     for kind, record in RECORDS.items():
         if gone[kind]:
             setattr(config, record, gone[kind])
-    config.pruned_layout = [row.layout(config) for row in FAMILIES[config.model_type].sites]
+    config.pruned_layout = [row.layout(config) for row in FAMILIES[config.model_type].rows(config)]
     return pruned_class(plain)
 
 

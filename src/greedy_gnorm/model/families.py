@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from greedy_gnorm.errors import UnsupportedModel
 from greedy_gnorm.registry import Registry
 from greedy_gnorm.units import ATTENTION, FFN
 
@@ -21,7 +22,8 @@ class LinearMap:
     """A Linear or Conv1D at a path inside the site's module, and the parts of units that its channels hold.
 
     `layout` says how they are arranged: `plain` (one part, unit by unit), `fused` (all of q, then all of k, then all of
-    v) or `interleaved` (q, k and v of the first unit, then those of the second, and so on).
+    v) or `interleaved` (q, k and v of the first unit, then those of the second, and so on). In a fused map a part may
+    be named several times, if a unit has channels in several places: the queries of a unit with a head in each group.
     """
 
     path: str
@@ -76,7 +78,8 @@ class SiteRow:
 
     `inputs` are the linear maps whose outputs belong to units, `output` is the one whose inputs do. `units` and `sizes`
     read from the configuration how many units the unpruned site has and how many channels a unit has in each part. With
-    grouped key/value heads, a unit is a key/value head, and its query part is as wide as all query heads of its group.
+    grouped key/value heads, a unit is a key/value head, and its query part is as wide as all query heads of its group;
+    or it has one query head of each group, and keys and values belong to no unit.
     `follow` maps the attributes to update after a cut to what they hold: `units`, or the part whose total width it is.
     `sum_at` is the path, from the base model, of the module that receives the output plus the residual, or RETURNED.
     `plain` gives the attributes of an ordinary configuration with so many units in every layer, if there is one.
@@ -129,7 +132,8 @@ class Family:
     the one before. `after_attention` is the module in it from which on tokens no longer interact, if it can be given
     some of the tokens alone. `first_token` says whether transformers' classifier reads only the first token.
     `returns` turns the output of a layer into what it returns, and `between` says whether the model changes it before
-    the next layer.
+    the next layer. `each_group` is the attention of a configuration with grouped key/value heads whose units have one
+    query head of each group.
     `image_tokens` gives the tokens of an image, which the configuration fixes; models without it read text.
     `title` is what the paper calls the base model in its parameter tables.
     """
@@ -142,6 +146,28 @@ class Family:
     returns: Callable[[Tensor], Any] = itself
     between: Callable[[Any], bool] = never
     image_tokens: Callable[[Any], int] | None = None
+    each_group: Callable[[Any], SiteRow] | None = None
+
+    def rows(self, config: Any) -> tuple[SiteRow, ...]:
+        """The sites of a model with this configuration, which says what its units are where heads come in groups."""
+        mode = recorded_group_queries(config)
+        if mode == WHOLE:
+            return self.sites
+        if mode != EACH or self.each_group is None:
+            raise UnsupportedModel(f"{GROUP_QUERIES} in the configuration can't be {mode!r} for this model.")
+        attention = self.each_group(config)
+        return tuple(attention if row.kind == ATTENTION else row for row in self.sites)
+
+
+GROUP_QUERIES = "pruned_group_queries"
+"""The attribute of a configuration that says how heads in groups are removed; without it, in whole groups."""
+WHOLE, EACH = "whole", "each"
+"""Whole groups, or one query head from each group."""
+
+
+def recorded_group_queries(config: Any) -> str:
+    """How heads in groups are removed from the model of this configuration: WHOLE or EACH."""
+    return str(getattr(config, GROUP_QUERIES, WHOLE))
 
 
 FAMILIES: Registry[Family] = Registry("model family")
@@ -214,14 +240,29 @@ def groups(config: Any) -> int:
 def group_sizes(config: Any) -> dict[str, int]:
     """The channels of a key/value head with its query heads; what they give has the width of the queries."""
     size = head_size(config)
-    queries = size * (config.num_attention_heads // config.num_key_value_heads)
+    queries = size * query_heads(config)
     return {"q": queries, "k": size, "v": size, "context": queries}
 
 
 def plain_groups(config: Any, count: int) -> dict[str, int]:
     """The configuration with so many key/value heads, each with as many query heads as before."""
-    queries = config.num_attention_heads // config.num_key_value_heads
-    return {"head_dim": head_size(config), "num_key_value_heads": count, "num_attention_heads": count * queries}
+    heads = count * query_heads(config)
+    return {"head_dim": head_size(config), "num_key_value_heads": count, "num_attention_heads": heads}
+
+
+def query_heads(config: Any) -> int:
+    """The number of query heads that share a key/value head."""
+    return int(config.num_attention_heads // config.num_key_value_heads)
+
+
+def query_head_sizes(config: Any) -> dict[str, int]:
+    """The channels of a query head, and of what it gives."""
+    return dict.fromkeys(("q", "context"), head_size(config))
+
+
+def plain_query_heads(config: Any, count: int) -> dict[str, int]:
+    """The configuration with as many key/value heads as before, each with so many query heads."""
+    return {"head_dim": head_size(config), "num_attention_heads": count * config.num_key_value_heads}
 
 
 def albert_applications(config: Any, position: Position) -> int:
@@ -290,18 +331,31 @@ def _distilbert() -> Family:
 
 def _llama_like(title: str) -> Family:
     layer = "layers.*"
+    whole_groups = SiteRow(
+        ATTENTION,
+        f"{layer}.self_attn",
+        (LinearMap("q_proj", ("q",)), LinearMap("k_proj", ("k",)), LinearMap("v_proj", ("v",))),
+        LinearMap("o_proj", ("context",)),
+        groups,
+        group_sizes,
+        variants={"": "cached"},
+        sum_at=f"{layer}.post_attention_layernorm",
+        plain=plain_groups,
+    )
+
+    def each_group(config: Any) -> SiteRow:
+        return replace(
+            whole_groups,
+            inputs=(LinearMap("q_proj", ("q",) * groups(config), "fused"),),
+            output=LinearMap("o_proj", ("context",) * groups(config), "fused"),
+            units=query_heads,
+            sizes=query_head_sizes,
+            follow={"num_key_value_groups": "units"},
+            plain=plain_query_heads,
+        )
+
     rows = (
-        SiteRow(
-            ATTENTION,
-            f"{layer}.self_attn",
-            (LinearMap("q_proj", ("q",)), LinearMap("k_proj", ("k",)), LinearMap("v_proj", ("v",))),
-            LinearMap("o_proj", ("context",)),
-            groups,
-            group_sizes,
-            variants={"": "cached"},
-            sum_at=f"{layer}.post_attention_layernorm",
-            plain=plain_groups,
-        ),
+        whole_groups,
         gated_feed_forward(
             f"{layer}.mlp",
             (LinearMap("gate_proj", ("gate",)), LinearMap("up_proj", ("up",))),
@@ -311,7 +365,7 @@ def _llama_like(title: str) -> Family:
             sum_at=RETURNED,
         ),
     )
-    return Family(title, rows, layer=layer, first_token=never)
+    return Family(title, rows, layer=layer, first_token=never, each_group=each_group)
 
 
 def _gpt2() -> Family:

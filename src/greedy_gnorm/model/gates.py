@@ -29,7 +29,7 @@ def _multiply(site: Site, gate: Tensor) -> Callable[[nn.Module, tuple[Any, ...]]
 
     def hook(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:
         context: Tensor = arguments[0]  # (B, T, units * size)
-        factors = gate.to(context).repeat_interleave(site.output_size, dim=-1)
+        factors = site.by_channel(gate.to(context))
         return (context * (factors if factors.ndim == 1 else factors[:, None, :]),)
 
     return hook

@@ -64,15 +64,24 @@ LAYOUTS: dict[str, Callable[[int, Sequence[int]], list[list[range]]]] = {
 }
 """How units are arranged among the channels of a linear map: for each part, the channels of each unit.
 
-Grouped key/value heads need no layout of their own: the unit is a key/value head, and its query part is wider.
+Grouped key/value heads need no layout of their own. If the unit is a key/value head, its query part is wider. If it has
+one query head of each group, a fused map names the part once for each group.
 """
 
 
-def unit_channels(linear_map: dict[str, Any], units: int, sizes: dict[str, int]) -> dict[str, list[range]]:
+def unit_channels(linear_map: dict[str, Any], units: int, sizes: dict[str, int]) -> dict[str, list[list[int]]]:
     """The channels of each unit, for each part of a linear map."""
     parts = linear_map["parts"]
-    channels = LAYOUTS[linear_map["layout"]](units, [sizes[part] for part in parts])
-    return dict(zip(parts, channels, strict=True))
+    channels: dict[str, list[list[int]]] = {part: [[] for _ in range(units)] for part in parts}
+    for part, found in zip(parts, LAYOUTS[linear_map["layout"]](units, [sizes[part] for part in parts]), strict=True):
+        for own, more in zip(channels[part], found, strict=True):
+            own += more
+    return channels
+
+
+def unit_width(linear_map: dict[str, Any], sizes: dict[str, int]) -> int:
+    """The channels of a unit in all parts of a linear map."""
+    return sum(sizes[part] for part in linear_map["parts"])
 
 
 Change = Callable[[nn.Module, str, int, dict[str, Any]], Tensor]
@@ -87,7 +96,7 @@ def set_units(site: nn.Module, layout: dict[str, Any], units: Sequence[int], cha
         linear = site.get_submodule(linear_map["path"])
         transposed = isinstance(linear, Conv1D)
         along = {"weight": int((side == "in") != transposed)} | ({"bias": 0} if side == "out" else {})
-        width = count * sum(layout["sizes"][part] for part in linear_map["parts"])
+        width = count * unit_width(linear_map, layout["sizes"])
         attribute = {"out": ("out_features", "nf"), "in": ("in_features", "nx")}[side][transposed]
         if getattr(linear, attribute) == width:
             continue

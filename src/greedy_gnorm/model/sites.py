@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.families import FAMILIES, NO_POSITIONS, RETURNED, Family, Positions, SiteRow
-from greedy_gnorm.model.modeling_pruned import RECORDS, unit_channels
+from greedy_gnorm.model.modeling_pruned import RECORDS, unit_channels, unit_width
 from greedy_gnorm.settings import Savings
 from greedy_gnorm.units import ATTENTION, KINDS, UNIT_WORDS, Cost, SiteInfo, Unit, Vector, by_site
 
@@ -64,9 +64,11 @@ class Site:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The channels of a unit in each part."""
-        sizes: Mapping[str, int] = self.layout["sizes"]
-        return sizes
+        """The channels of a unit in each part, wherever they are."""
+        maps = [*self.layout["inputs"], self.layout["output"]]
+        return {
+            part: size * max(each["parts"].count(part) for each in maps) for part, size in self.layout["sizes"].items()
+        }
 
     @property
     def info(self) -> SiteInfo:
@@ -91,7 +93,7 @@ class Site:
     @property
     def output_size(self) -> int:
         """The channels of a unit at the input of `output`."""
-        return sum(self.sizes[part] for part in self.layout["output"]["parts"])
+        return unit_width(self.layout["output"], self.layout["sizes"])
 
     @property
     def owner(self) -> nn.Module:
@@ -109,16 +111,27 @@ class Site:
         linear_map = next(each for each in self.layout["inputs"] if each["path"] == path)
         if linear_map["parts"] == [name]:
             return outputs
-        channels = unit_channels(linear_map, len(self.survivors), dict(self.sizes))[name]
+        channels = unit_channels(linear_map, len(self.survivors), self.layout["sizes"])[name]
         places = torch.tensor([channel for unit in channels for channel in unit], dtype=torch.long)
         return outputs.index_select(-1, places.to(outputs.device))
+
+    def by_unit(self, values: Tensor) -> Tensor:
+        """Values of the inputs of `output`, or of attention maps, by unit: (..., count) -> (..., units, each)."""
+        places, units = len(self.layout["output"]["parts"]), len(self.survivors)
+        each = values.shape[-1] // (places * units) if units else 1
+        return values.reshape(*values.shape[:-1], places, units, each).transpose(-3, -2).flatten(-2)
+
+    def by_channel(self, values: Tensor) -> Tensor:
+        """Repeat values of units for each of their inputs of `output`: (..., units) -> (..., units * output_size)."""
+        places = len(self.layout["output"]["parts"])
+        return torch.cat([values.repeat_interleave(self.output_size // places, dim=-1)] * places, dim=-1)
 
     def unit_cost(self, tokens: float | None = None, squares: float | None = None) -> Cost:
         """The cost that removing a unit saves; multiplications are for one row with this many tokens.
 
         For rows of different lengths, `tokens` is their mean and `squares` the mean of their squares.
         """
-        widths = {each["path"]: sum(self.sizes[part] for part in each["parts"]) for each in self.layout["inputs"]}
+        widths = {each["path"]: unit_width(each, self.layout["sizes"]) for each in self.layout["inputs"]}
         weights = {path: widths[path] * features(linear)[0] for path, linear in self.inputs.items()}
         outputs = self.output_size * features(self.output)[1]
         biases = sum(widths[path] for path, linear in self.inputs.items() if linear.bias is not None)
@@ -234,18 +247,19 @@ def find_sites(model: nn.Module, units: str = "both") -> Sites:
     family = family_of(config, type(model).__name__)
     base = getattr(model, "base_model", model)
     prefix = next((f"{name}." for name, module in model.named_modules() if module is base and name), "")
-    found = [_matches(base, row) for row in family.sites]
+    rows = family.rows(config)
+    found = [_matches(base, row) for row in rows]
     positions = sorted({position for matches in found for position in matches})
     if not positions:
-        raise UnsupportedModel(f"No module matches {family.sites[0].path!r} in this {config.model_type} model.")
-    kinds = {row.kind for row in family.sites if row.kind in KINDS[units]}
+        raise UnsupportedModel(f"No module matches {rows[0].path!r} in this {config.model_type} model.")
+    kinds = {row.kind for row in rows if row.kind in KINDS[units]}
     if not kinds:
         raise UnsupportedModel(f"It is not known where {config.model_type} models keep their {UNIT_PLURALS[units]}.")
-    gone = {kind: _removed_by_number(config, family, found, kind) for kind in kinds}
+    gone = {kind: _removed_by_number(config, rows, found, kind) for kind in kinds}
     sites: list[Site] = []
     counts = dict.fromkeys(gone, 0)
     for layer, position in enumerate(positions):
-        for row, matches in zip(family.sites, found, strict=True):
+        for row, matches in zip(rows, found, strict=True):
             if row.kind in kinds and position in matches:
                 name, module = matches[position]
                 layout = row.layout(config)
@@ -334,16 +348,16 @@ def parse_record(config: Any, kind: str) -> list[Unit]:
     return units
 
 
-def _removed_by_number(config: Any, family: Family, found: Sequence[Any], kind: str) -> dict[int, list[int]]:
-    rows = [(row, matches) for row, matches in zip(family.sites, found, strict=True) if row.kind == kind]
-    positions = sorted({position for _, matches in rows for position in matches})
-    limits = [row.units(config) for position in positions for row, matches in rows if position in matches]
+def _removed_by_number(config: Any, rows: Sequence[SiteRow], found: Sequence[Any], kind: str) -> dict[int, list[int]]:
+    own = [(row, matches) for row, matches in zip(rows, found, strict=True) if row.kind == kind]
+    positions = sorted({position for _, matches in own for position in matches})
+    limits = [row.units(config) for position in positions for row, matches in own if position in matches]
     return recorded_units(config, kind, limits)
 
 
 def _check_widths(site: Site) -> None:
     """Refuse a site whose linear maps have different widths than the configuration says."""
-    expected = {each["path"]: sum(site.sizes[part] for part in each["parts"]) for each in site.layout["inputs"]}
+    expected = {each["path"]: unit_width(each, site.layout["sizes"]) for each in site.layout["inputs"]}
     for path, linear in {**site.inputs, site.layout["output"]["path"]: site.output}.items():
         if not isinstance(linear, nn.Linear | Conv1D):
             raise UnsupportedModel(f"{site.name} has a {type(linear).__name__} where a torch.nn.Linear is required.")

@@ -11,6 +11,8 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from torch import Tensor, nn
 
 from greedy_gnorm.errors import GnormError
+from greedy_gnorm.model.families import GROUP_QUERIES, recorded_group_queries
+from greedy_gnorm.model.groups import choose_group_queries, set_group_queries
 from greedy_gnorm.model.modeling_pruned import (
     RECORDS,
     auto_class_of,
@@ -18,14 +20,21 @@ from greedy_gnorm.model.modeling_pruned import (
     kept_channels,
     pruned_class,
     set_units,
-    unit_channels,
+    unit_width,
 )
 from greedy_gnorm.model.sites import Site, Sites, find_sites
 from greedy_gnorm.units import UNIT_WORDS, Unit, by_site
 
 
-def remove_heads(model: nn.Module, heads: Mapping[int, Collection[int]]) -> None:
-    """Remove heads from a model in place, {layer: [head, ...]} in original numbering."""
+def remove_heads(model: nn.Module, heads: Mapping[int, Collection[int]], *, group_queries: str | None = None) -> None:
+    """Remove heads from a model in place, {layer: [head, ...]} in original numbering.
+
+    Where query heads share a key/value head, a head is such a group ("whole", the default), or one query head of each
+    group of the layer ("each").
+    """
+    mode = choose_group_queries(model.config, group_queries)
+    if mode != recorded_group_queries(model.config):
+        set_group_queries(_own_config(model), mode)
     sites = find_sites(model, "heads")
     numbers = {site.number: site.index for site in sites}
     for layer in heads:
@@ -53,7 +62,7 @@ def record_removed(sites: Sites, config: Any) -> None:
     for kind in {site.kind for site in sites}:
         numbers = {site.number: gone[site.index] for site in sites if site.kind == kind and site.index in gone}
         setattr(config, RECORDS[kind], numbers)
-    config.pruned_layout = [row.layout(config) for row in sites.family.sites]
+    config.pruned_layout = [row.layout(config) for row in sites.family.rows(config)]
 
 
 def _use_pruned_class(model: nn.Module) -> None:
@@ -76,13 +85,13 @@ def dense(model: Any) -> Any:
 def as_plain(model: Any) -> Any:
     """A copy of a pruned model as an ordinary one of its class with narrower layers; None if the class has no such.
 
-    All feed-forwards must have the same number of neurons. All layers must have the same number of key/value heads;
-    where the size of a head is not in the configuration, none may be removed.
+    All feed-forwards must have the same number of neurons, and all layers the same number of key/value heads, or of
+    query heads in a group; where the size of a head is not in the configuration, none may be removed.
     """
     narrow = copy.deepcopy(model)
     sites = find_sites(narrow)
     changes: dict[str, int] = {}
-    for row in sites.family.sites:
+    for row in sites.family.rows(narrow.config):
         counts = {len(site.survivors) for site in sites if site.kind == row.kind}
         if counts == {row.units(narrow.config)}:
             continue
@@ -103,7 +112,7 @@ def _use_plain_class(model: Any) -> None:
     """Change a model's class back to that of transformers, and forget which units were removed."""
     model.__class__ = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers.models."))
     config = _own_config(model)
-    for name in (*RECORDS.values(), "pruned_layout", "auto_map"):
+    for name in (*RECORDS.values(), GROUP_QUERIES, "pruned_layout", "auto_map"):
         if hasattr(config, name):
             delattr(config, name)
 
@@ -115,9 +124,7 @@ def _pad_with_zeros(site: Site) -> Any:
         parameter: Tensor = getattr(linear, name)
         places = kept_channels(linear_map, site.layout, site.total, site.survivors)
         shape = list(parameter.shape)
-        shape[dim] = sum(
-            len(unit) for units in unit_channels(linear_map, site.total, dict(site.sizes)).values() for unit in units
-        )
+        shape[dim] = site.total * unit_width(linear_map, site.layout["sizes"])
         index = torch.tensor(places, dtype=torch.long, device=parameter.device)
         return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device).index_copy(
             dim, index, parameter.detach()
@@ -134,7 +141,7 @@ def fill_empty_sites(model: nn.Module) -> None:
             def zeros(linear: nn.Module, name: str, dim: int, linear_map: dict[str, Any], site: Site = site) -> Tensor:
                 parameter: Tensor = getattr(linear, name)
                 shape = list(parameter.shape)
-                shape[dim] = sum(site.sizes[part] for part in linear_map["parts"])
+                shape[dim] = unit_width(linear_map, site.layout["sizes"])
                 return parameter.new_zeros(shape)
 
             set_units(site.module, site.layout, [0], zeros)

@@ -37,38 +37,40 @@ PROJECTIONS = ("q", "k", "v")
 NORMS = {ATTENTION: PROJECTIONS, FFN: ("row", "column")}
 """The weights of a unit whose gradients are used; for a neuron, its row of the first map and column of the second.
 
-The query of a unit is that of all its query heads, and the row of a gated neuron is that of all its input maps.
+The query of a unit is that of all its query heads, and the row of a gated neuron is that of all its input maps. A unit
+with a query head of each group has no key and no value of its own.
 """
+
+
+def norms_of(site: Site) -> list[str]:
+    """The names of the norms that the units of a site have."""
+    return [name for name in NORMS[site.kind] if site.kind == FFN or name in site.parts]
 
 
 def gradient_norms(sites: Sites, batches: Batches, objective: Objective) -> dict[str, list[Vector]]:
     """The mean over rows of the norm of each unit's weight gradient: by name ("q", "k", "v"), a vector per site.
 
-    Sites of another kind have no such weights, and NaN.
+    Sites whose units have no such weights have NaN.
     """
     with frozen(sites.model):
         means = row_means(sites, batches, lambda batch: row_norms(sites, batch, objective))
-    kinds = list(dict.fromkeys(site.kind for site in sites))
+    by_name = [dict(zip(norms_of(site), mean, strict=True)) for site, mean in zip(sites, means, strict=True)]
     return {
         name: sites.expand(
-            [
-                mean[place] if site.kind == kind else np.full(len(site.survivors), np.nan)
-                for site, mean in zip(sites, means, strict=True)
-            ]
+            [found.get(name, np.full(len(site.survivors), np.nan)) for site, found in zip(sites, by_name, strict=True)]
         )
-        for kind in kinds
-        for place, name in enumerate(NORMS[kind])
+        for name in dict.fromkeys(name for found in by_name for name in found)
     }
 
 
 def row_norms(sites: Sites, batch: Batch, objective: Objective) -> list[Tensor]:
-    """The norms for each row of a batch, a (3, B, survivors) float64 tensor per site of heads, (2, ...) of neurons."""
+    """The norms for each row of a batch, by site: (norms, B, survivors) in float64, as `norms_of` names them."""
     norms = {
         trace.site.index: NORMS_AT[trace.site.kind](trace, gradients, _mask(trace, batch), sites.savings.gram)
         for trace, gradients in site_gradients(sites, batch, objective, _differentiated)
     }
     return [
-        norms.get(site.index, torch.zeros(len(NORMS[site.kind]), len(batch), 0, dtype=torch.float64)) for site in sites
+        norms.get(site.index, torch.zeros(len(norms_of(site)), len(batch), 0, dtype=torch.float64)) for site in sites
     ]
 
 
@@ -82,7 +84,7 @@ def _differentiated(site: Site) -> list[str]:
     """The outputs whose gradients the norms are made of."""
     if site.kind == FFN:
         return [*site.inputs, RESULT]
-    return list(dict.fromkeys(site.parts[name] for name in PROJECTIONS))  # one map may hold several parts
+    return list(dict.fromkeys(site.parts[name] for name in norms_of(site)))  # one map may hold several parts
 
 
 def _neuron_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_allowed: bool) -> Tensor:
@@ -111,13 +113,13 @@ def _neuron_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_
 
 
 def _head_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_allowed: bool) -> Tensor:
-    """The norms at one site of heads, (3, B, survivors), from the gradients of the outputs of its input maps."""
+    """The norms at one site of heads, (norms, B, survivors), from the gradients of the outputs of its input maps."""
     site = trace.site
     by_path, _ = _gradients_by_path(trace, gradients)
     inputs_of = trace.inputs | _compared_positions(trace, by_path)
     shared = _SharedInputs(mask)
     norms = []
-    for name in PROJECTIONS:
+    for name in norms_of(site):
         path, size = site.parts[name], site.sizes[name]
         inputs = shared.of(inputs_of[path])
         gradient = site.part(name, concat_along_time(by_path[path]).to(inputs.rows.dtype))
@@ -256,7 +258,7 @@ def gate_gradients(sites: Sites, batch: Batch, objective: Objective) -> list[Ten
     for trace, gradients in site_gradients(sites, batch, objective, lambda site: [CONTEXT]):
         for context, gradient in zip(trace.outputs[CONTEXT], gradients, strict=True):
             products = (context.detach().double() * gradient.double()).sum(1)  # (B, D)
-            derivatives[trace.site.index] += products.view(len(batch), -1, trace.site.output_size).sum(-1).cpu()
+            derivatives[trace.site.index] += trace.site.by_unit(products).sum(-1).cpu()
     return derivatives
 
 
@@ -310,6 +312,6 @@ def _mean_query_gradients(sites: Sites, batches: Batches, objective: Objective) 
 def _block_means(site: Site, matrix: Tensor) -> Matrix:
     width = matrix.shape[1]
     by_unit = matrix.reshape(len(site.survivors), site.sizes["q"], width).mean(1)
-    blocks = by_unit.tensor_split(max(width // site.sizes["k"], 1), dim=1)
+    blocks = by_unit.tensor_split(max(width // min(site.layout["sizes"].values()), 1), dim=1)
     pooled: Matrix = torch.stack([block.mean(1) for block in blocks], dim=1).cpu().numpy()
     return pooled

@@ -20,7 +20,7 @@ NAME = "greedy_gnorm_maps"
 MapVisitor = Callable[[Site, Tensor], Tensor]
 """Called with a site and its map, (B, heads, T, T), at each application; returns the map to use in its place.
 
-With grouped key/value heads there is a map for each query head, those of one unit after another: see `by_unit`.
+With grouped key/value heads there is a map for each query head: see `Site.by_unit`.
 The map is in float32, or in float64 if the model is, because half precision would round what a score reads.
 """
 
@@ -55,12 +55,6 @@ def _attend(
     visit = _visits[id(module)]
     weights = visit.visitor(visit.site, torch.softmax(weights, dim=-1, dtype=exact))
     return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), weights
-
-
-def by_unit(site: Site, values: Tensor) -> Tensor:
-    """Values of all query heads of a site, (B, heads), by unit: (B, survivors, query heads of a unit)."""
-    units = len(site.survivors)
-    return values.view(len(values), units, values.shape[1] // units if units else 1)
 
 
 AttentionInterface.register(NAME, _attend)

@@ -26,7 +26,8 @@ from greedy_gnorm.data.sets import (
 )
 from greedy_gnorm.errors import DataError, GnormError, UnsupportedModel
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
-from greedy_gnorm.model.families import image_tokens
+from greedy_gnorm.model.families import image_tokens, recorded_group_queries
+from greedy_gnorm.model.groups import choose_group_queries, set_group_queries
 from greedy_gnorm.model.modes import convert
 from greedy_gnorm.model.padding import lacks_padding, set_padding
 from greedy_gnorm.model.sites import UNIT_PLURALS, Sites, find_sites
@@ -193,6 +194,10 @@ def load_inputs(model: Any, tokenizer: Any, given: Settings, units: str = "heads
     if lacks_padding(model, tokenizer):
         model, tokenizer = copy_sharing_weights(model), copy.deepcopy(tokenizer)
         set_padding(model, tokenizer)
+    mode = choose_group_queries(model.config, given.group_queries)
+    if mode != recorded_group_queries(model.config):
+        model = copy_sharing_weights(model)
+        set_group_queries(model.config, mode)
     sites = find_sites(model, units)
     if units == "both" and not any(site.kind == FFN for site in sites):
         raise UnsupportedModel(
@@ -232,6 +237,7 @@ def working_copy(model: Any, source: Any, given: Settings) -> Any:
         shutil.rmtree(folder)
         raise
     spread.config.pad_token_id = model.config.pad_token_id
+    set_group_queries(spread.config, recorded_group_queries(model.config))
     weakref.finalize(spread, shutil.rmtree, folder)
     return spread
 

@@ -17,6 +17,7 @@ from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.sets import EVALUATION, SCORING, TEST
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import configuration_fingerprint, weights_fingerprint
+from greedy_gnorm.model.families import GROUP_QUERIES, recorded_group_queries
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.sizes import parameter_count
 from greedy_gnorm.passes.processes import gather, world_size
@@ -41,6 +42,7 @@ def run_header(
             **describe_source(source),
             **({"on_hub": True} if isinstance(source, str | Path) and not Path(source).exists() else {}),
             "type": config.model_type,
+            **({GROUP_QUERIES: recorded_group_queries(config)} if hasattr(config, GROUP_QUERIES) else {}),
             "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
             "weights": weights_fingerprint(model),
             "configuration": configuration_fingerprint(config),

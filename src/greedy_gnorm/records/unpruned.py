@@ -7,6 +7,8 @@ from typing import Any
 
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import load, weights_fingerprint
+from greedy_gnorm.model.families import GROUP_QUERIES, WHOLE
+from greedy_gnorm.model.groups import set_group_queries
 from greedy_gnorm.records.journal import Journal
 
 
@@ -28,4 +30,5 @@ def load_unpruned(journal: Journal, source: str | Path, *, trust_remote_code: bo
             f"{source} is not the model of the run in {journal.folder}: the fingerprint of its weights is {now}, "
             f"not {was}."
         )
+    set_group_queries(model.config, journal.header["model"].get(GROUP_QUERIES, WHOLE))
     return model

@@ -143,14 +143,13 @@ def fit_weights(equations: NormalEquations, weight: Tensor, bias: Tensor | None,
 
 def fit_gates(equations: NormalEquations, weight: Tensor, bias: Tensor | None, site: Site) -> Fit:
     """One factor for each unit (Kwon et al. 2022): the original weights, scaled; the bias stays."""
-    size, units = site.output_size, len(site.survivors)
     squares = equations.squares + equations.count * torch.outer(equations.mean_input, equations.mean_input)
     target = equations.mean_target if bias is None else equations.mean_target - bias
     products = equations.products + equations.count * torch.outer(equations.mean_input, target)
-    by_unit = (squares * (weight @ weight.mT)).view(units, size, units, size).sum((1, 3))
-    wanted = (products * weight).sum(1).view(units, size).sum(1, keepdim=True)
-    factors = _solve(by_unit, wanted, torch.ones_like(wanted), site)
-    return weight * factors.repeat_interleave(size, dim=0), bias
+    between = site.by_unit(squares * (weight @ weight.mT)).sum(-1).mT  # (units, D)
+    wanted = site.by_unit((products * weight).sum(1)).sum(1, keepdim=True)
+    factors = _solve(site.by_unit(between).sum(-1), wanted, torch.ones_like(wanted), site)
+    return weight * site.by_channel(factors.mT).mT, bias
 
 
 def _solve(squares: Tensor, products: Tensor, start: Tensor, site: Site) -> Tensor:

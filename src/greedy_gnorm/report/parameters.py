@@ -8,6 +8,8 @@ from typing import Any
 
 from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import load_config, skeleton
+from greedy_gnorm.model.families import GROUP_QUERIES, WHOLE
+from greedy_gnorm.model.groups import set_group_queries
 from greedy_gnorm.model.modeling_pruned import RECORDS
 from greedy_gnorm.model.sites import Sites, family_of, find_sites
 from greedy_gnorm.model.sizes import module_counts
@@ -44,7 +46,8 @@ def _models_of_run(journal: Journal, *, trust_remote_code: bool) -> tuple[Any, A
     gone = [Unit(*unit) for unit in journal.header["model"]["removed"]]
     removed = removed_by(journal.steps[: int(journal.header["result"]["solution"]) + 1])
     widths = {site.kind: site.units for site in sites_of(journal.header)}
-    for row in family_of(config).sites:
+    set_group_queries(config, journal.header["model"].get(GROUP_QUERIES, WHOLE))
+    for row in family_of(config).rows(config):
         if row.kind in widths and row.plain is not None:  # a uniform result has its own width there
             for name, value in row.plain(config, widths[row.kind]).items():
                 setattr(config, name, value)

@@ -60,8 +60,6 @@ def _largest_entries(sites: Sites, site: Site, batch: Batch, objective: Objectiv
     """The largest attribution of each sentence and head of a site, (B, survivors), summed over applications."""
     import torch
 
-    from greedy_gnorm.passes.maps import by_unit
-
     total = torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)
     if not site.survivors:
         return total
@@ -76,7 +74,7 @@ def _largest_entries(sites: Sites, site: Site, batch: Batch, objective: Objectiv
         mask = batch.real_tokens(sums.shape[-1])
         real = (mask[:, None, :, None] * mask[:, None, None, :]).bool()  # (B, 1, T, T)
         largest = batch.by_row(sums.masked_fill(~real, -math.inf).amax((2, 3))).amax(1)  # (B, H)
-        total += by_unit(site, largest).mean(-1).cpu()
+        total += site.by_unit(largest).mean(-1).cpu()
     return total
 
 

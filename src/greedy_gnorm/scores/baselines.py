@@ -40,14 +40,20 @@ def magnitude(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     for site in sites:
         linears = site.inputs
         blocks = [
-            (site.part(part, out_by_in(linears[path]).mT).mT, site.sizes[part]) for part, path in site.parts.items()
+            _row_squares(site.part(part, out_by_in(linears[path]).mT).mT).view(-1, site.sizes[part])
+            for part, path in site.parts.items()
         ]
-        blocks.append((out_by_in(site.output).mT, site.output_size))  # (units * size, d) each
-        squares = torch.zeros(len(site.survivors), max(size for _, size in blocks), dtype=torch.float64)
-        for block, size in blocks:
-            squares[:, :size] += block.double().square().sum(1).view(-1, size).cpu()
+        blocks.append(site.by_unit(_row_squares(out_by_in(site.output).mT)))  # (units, size) each
+        squares = torch.zeros(len(site.survivors), max(block.shape[1] for block in blocks), dtype=torch.float64)
+        for block in blocks:
+            squares[:, : block.shape[1]] += block.cpu()
         rows.append(squares.sum(1).sqrt().tolist())
     return Scores(sites.expand(rows))
+
+
+def _row_squares(weights: torch.Tensor) -> torch.Tensor:
+    """The sum of squares of each row, in float64."""
+    return weights.double().square().sum(1)
 
 
 def out_by_in(linear: torch.nn.Module) -> torch.Tensor:

@@ -57,7 +57,7 @@ def _mean_over_queries(sites: Sites, batches: Batches, per_query: Callable[[Tens
     import torch
 
     from greedy_gnorm.model.modes import evaluating
-    from greedy_gnorm.passes.maps import attention_maps, by_unit
+    from greedy_gnorm.passes.maps import attention_maps
     from greedy_gnorm.passes.means import row_means
 
     def per_row(batch: Batch) -> list[Tensor]:
@@ -67,7 +67,7 @@ def _mean_over_queries(sites: Sites, batches: Batches, per_query: Callable[[Tens
             mask = batch.real_tokens(weights.shape[-1])  # (B, T)
             rows = per_query(weights.float(), mask) * mask[:, None, :]  # (B, H, T)
             sums = batch.by_row(rows.double().sum(-1)).sum(1)  # (B, H)
-            totals[site.index] += by_unit(site, sums / batch.joined(mask).sum(-1, keepdim=True)).mean(-1).cpu()
+            totals[site.index] += site.by_unit(sums / batch.joined(mask).sum(-1, keepdim=True)).mean(-1).cpu()
             return weights
 
         with attention_maps(sites, add):

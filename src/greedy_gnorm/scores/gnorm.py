@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     kinds=(ATTENTION, FFN),
 )
 def gnorm(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """The product of the mean norms of the unit's gradients, ordered by the sum of their logarithms."""
-    from greedy_gnorm.passes.gradients import NORMS, gradient_norms
+    """The product of the mean norms of the unit's gradients, ordered by the sum of their logarithms.
+
+    A unit with one query head of each group has no key and value of its own: its score is the norm of its queries.
+    """
+    from greedy_gnorm.passes.gradients import gradient_norms, norms_of
 
     norms = gradient_norms(sites, batches, objective)
-    by_site = [np.stack([norms[name][site.index] for name in NORMS[site.kind]]) for site in sites]  # (3, heads) each
+    by_site = [np.stack([norms[name][site.index] for name in norms_of(site)]) for site in sites]  # (3, heads) each
     with np.errstate(divide="ignore"):  # a head without gradient has the logarithm -inf and is removed first
         logs = [np.log(stacked).sum(0) for stacked in by_site]
     return Scores([stacked.prod(0) for stacked in by_site], logs, norms)

@@ -93,7 +93,6 @@ def tis(sites: Sites, batches: Batches, objective: Objective) -> Scores:
 
     from greedy_gnorm.model.modes import frozen
     from greedy_gnorm.passes.gradients import map_gradients
-    from greedy_gnorm.passes.maps import by_unit
     from greedy_gnorm.passes.means import row_means
 
     def per_row(batch: Batch) -> list[Tensor]:
@@ -103,7 +102,7 @@ def tis(sites: Sites, batches: Batches, objective: Objective) -> Scores:
             total = torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)
             for weights, gradient in applications:
                 sums = batch.by_row((weights.double() * gradient.double()).sum((2, 3))).sum(1)  # (B, H)
-                total += by_unit(site, sums).sum(-1).cpu()
+                total += site.by_unit(sums).sum(-1).cpu()
             rows.append(total.abs())
         return rows
 
