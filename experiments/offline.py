@@ -104,24 +104,9 @@ def fine_tune(plan: dict[str, Any], data: Path, folder: Path) -> None:
         rows = table.filter(lambda row: row["split"] == split)
         return rows.map(lambda row: kind.encode(row, tokenizer, names["label2id"]), remove_columns=rows.column_names)
 
-    settings = transformers.TrainingArguments(
-        output_dir=str(folder / "trainer"),
-        seed=plan["seed"],
-        num_train_epochs=plan["epochs"],
-        learning_rate=plan["learning_rate"],
-        per_device_train_batch_size=32,
-        per_device_eval_batch_size=64,
-        warmup_steps=50,
-        weight_decay=0.01,
-        train_sampling_strategy="group_by_length",
-        save_strategy="no",
-        logging_steps=50,
-        report_to="none",
-        use_cpu=not torch.cuda.is_available(),
-    )
     trainer = transformers.Trainer(
         model,
-        settings,
+        training(plan, folder, per_device_train_batch_size=32, per_device_eval_batch_size=64),
         train_dataset=encoded("train"),
         eval_dataset=encoded("test"),
         data_collator=kind.collator(tokenizer),
@@ -133,6 +118,24 @@ def fine_tune(plan: dict[str, Any], data: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     kept = {"base": plan["base"], f"test {kind.measure}": quality, "epochs": plan["epochs"]}
     write_json(folder / "fine-tuned.json", kept)
+
+
+def training(plan: dict[str, Any], folder: Path, **options: Any) -> transformers.TrainingArguments:
+    """How models are trained: seeded, without checkpoints on the way."""
+    return transformers.TrainingArguments(
+        output_dir=str(folder / "trainer"),
+        seed=plan["seed"],
+        num_train_epochs=plan["epochs"],
+        learning_rate=plan["learning_rate"],
+        warmup_steps=50,
+        weight_decay=0.01,
+        train_sampling_strategy="group_by_length",
+        save_strategy="no",
+        logging_steps=50,
+        report_to="none",
+        use_cpu=not torch.cuda.is_available(),
+        **options,
+    )
 
 
 def encode_text(row: dict[str, Any], tokenizer: Any, numbers: dict[str, int]) -> dict[str, Any]:
@@ -219,21 +222,7 @@ def fine_tune_answers(plan: dict[str, Any], data: Path, folder: Path) -> None:
         {**item.inputs, "start_positions": item.label[0], "end_positions": item.label[1]}
         for item in task.encode(rows, tokenizer, plan["longest"], settings)[0]
     ]
-    options = transformers.TrainingArguments(
-        output_dir=str(folder / "trainer"),
-        seed=plan["seed"],
-        num_train_epochs=plan["epochs"],
-        learning_rate=plan["learning_rate"],
-        per_device_train_batch_size=16,
-        warmup_steps=50,
-        weight_decay=0.01,
-        train_sampling_strategy="group_by_length",
-        save_strategy="no",
-        logging_steps=50,
-        report_to="none",
-        bf16=True,
-        use_cpu=not torch.cuda.is_available(),
-    )
+    options = training(plan, folder, per_device_train_batch_size=16, bf16=True)
     collator = transformers.DataCollatorWithPadding(tokenizer)
     trainer = transformers.Trainer(
         model, options, train_dataset=datasets.Dataset.from_list(windows), data_collator=collator
