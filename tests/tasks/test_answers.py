@@ -346,14 +346,24 @@ def test_labels_are_drawn_from_the_context_and_the_first_token():
     drawn = with_drawn_labels(model, batches)
     assert [batch.labels.tolist() for batch in drawn] != [batch.labels.tolist() for batch in batches]
     for batch in drawn:
-        assert batch.labels.shape == (len(batch), 2)
-        assert batch.positions.gather(1, batch.labels).all()
+        assert batch.labels.shape == (len(batch), 4)
+        assert batch.positions.gather(1, batch.labels[:, :2]).all()
+        for window, (first, last, start, end) in zip(batch.notes, batch.labels.tolist(), strict=True):
+            answered = window.begin <= first <= last
+            assert (start, end) == (window.characters(first, last) if answered else (-1, -1))
     task, rows = task_of(model), 4000
     outputs = torch.tensor([[1.0, 0.0], [5.0, 5.0], [0.0, 2.0]]).expand(rows, 3, 2)
-    batch = Batch({}, None, tuple(range(rows)), positions=torch.tensor([[1, 0, 1]]).expand(rows, 3))
+    windows = (Window(0, "a", (), 2, ((0, 1),), False),) * rows
+    batch = Batch({}, None, tuple(range(rows)), positions=torch.tensor([[1, 0, 1]]).expand(rows, 3), notes=windows)
     labels = task.drawn_labels(outputs, batch, torch.Generator().manual_seed(0))
     shares = [(labels[:, side] == 2).double().mean().item() for side in (0, 1)]
     assert shares == pytest.approx([1 / (1 + np.e), 1 / (1 + np.exp(-2))], abs=0.03)
+
+
+def test_removals_are_judged_by_drawn_answers():
+    rows = [{key: row[key] for key in ("question", "context")} for row in flat(articles(4))]
+    found = gg.score(answerer(), rows, tokenizer=tiny_tokenizer(), score="leave-one-out", labels="own")
+    assert len(set(found.values.flatten().tolist())) > 1
 
 
 def test_no_article_has_two_uses(squad):

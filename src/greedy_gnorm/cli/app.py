@@ -260,7 +260,7 @@ def export(
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, checked against torch; the only format.")] = True,
     int8: Annotated[bool, typer.Option("--int8", help="Also write and measure it with 8-bit weights.")] = False,
     data: Annotated[str | None, typer.Option(help="Rows for the 8-bit model. Default: the run's own.")] = None,
-    tolerance: Annotated[float, typer.Option(help="The largest accepted difference from torch's logits.")] = 1e-4,
+    tolerance: Annotated[float, typer.Option(help="The largest accepted difference from torch's outputs.")] = 1e-4,
     out: Annotated[Path | None, typer.Option(help="The folder to write to. Default: DIR/onnx.")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Allow the model's own code.")] = False,
     quiet: Quiet = False,

@@ -210,7 +210,7 @@ def show_export(done: Exported) -> None:
     """The files, the difference from torch, the speed, and the quality in 8 bits."""
     report, small = done.report, done.report.get("int8")
     difference = report["largest difference to torch"]
-    out.print(f"Largest difference from torch's logits: {difference:.2e}", highlight=False)
+    out.print(f"Largest difference from torch's outputs: {difference:.2e}", highlight=False)
     latencies = [*report["latency"], *(small["latency"] if small else [])]
     columns = [*LATENCY_COLUMNS[:3], "ms first", "ms second", "Speed-up"]
     show_table(columns, [latency_cells(Latency.from_json(each))[: len(columns)] for each in latencies])

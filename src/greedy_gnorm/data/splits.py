@@ -48,7 +48,10 @@ def split_rows(rows: list[Row], count: int | None, seed: int) -> tuple[list[Row]
     unique = list({row.words: row for row in reversed(rows)}.values())[::-1]
     sources = list({row.source: row for row in reversed(unique)}.values())[::-1]
     if len(sources) < 2:
-        raise DataError("All rows have the same text and can't be split for evaluation: give eval_data.")
+        raise DataError(
+            "All rows have the same text, or are about the same article, and can't be split for evaluation: give "
+            "eval_data."
+        )
     half = len(sources) // 2
     wanted = half if count is None else min(max(round(count * len(sources) / len(unique)), 1), half)
     taken = {row.source for row in sampled(sources, wanted, seed)}

@@ -113,7 +113,7 @@ class Calibration:
         batch, model = self.batches.items[number], self.original.model
         task = task_of(model)
         sums: list[list[Tensor]] = [[] for _ in self.original]
-        alike = task.for_every_token
+        alike = task.tokens_alike
         with ExitStack() as stack:
             stack.enter_context(frozen(model))
             stack.enter_context(torch.set_grad_enabled(not alike))

@@ -233,12 +233,20 @@ class Answers(Task):
         return labels
 
     def drawn_labels(self, outputs: Tensor, batch: Batch, chance: Generator) -> Tensor:
-        """A start and an end, each drawn from the context and the first token."""
+        """A start and an end, each drawn from the context and the first token, and their characters, or -1.
+
+        An end before its start is no answer.
+        """
         import torch
 
         masked = outputs.double().masked_fill(counted(batch).to(outputs.device)[..., None] == 0, -torch.inf)
         chances = masked.softmax(1).transpose(1, 2).flatten(0, 1).cpu()
-        return torch.multinomial(chances, 1, generator=chance).view(len(outputs), 2).to(outputs.device)
+        drawn = torch.multinomial(chances, 1, generator=chance).view(len(outputs), 2)
+        spans = [
+            window.characters(first, last) if window.begin <= first <= last else (-1, -1)
+            for window, (first, last) in zip(windows_of(batch), drawn.tolist(), strict=True)
+        ]
+        return torch.cat([drawn, torch.tensor(spans)], dim=1).to(outputs.device)
 
     def right_rows(self, statistics: Matrix, measure: str) -> NDArray[np.bool_] | None:
         return statistics[:, EXACT] == 1 if measure == EXACT_MATCH.name else None

@@ -103,7 +103,9 @@ def _classes(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 def _class_logits(model: nn.Module, batch: Batch) -> Tensor:
     task = task_of(model)
     if not task.one_class:
-        raise UnsupportedModel(f"This objective requires one correct class per row; the problem is {task.name}.")
+        raise UnsupportedModel(
+            f"This objective requires one correct class per row, but the task is {task.name}: use --objective loss."
+        )
     return task.outputs(model, batch)
 
 

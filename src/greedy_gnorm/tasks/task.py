@@ -55,8 +55,8 @@ class Task(ABC):
     """The library that loads a saved model, as the hub names it."""
     reader: ClassVar[tuple[str, str]] = ("tokenizer", "AutoTokenizer")
     """What turns a row into the model's inputs, and the class of transformers that loads it."""
-    for_every_token: ClassVar[bool] = False
-    """Whether the model has an output for every token, so that all tokens count alike."""
+    tokens_alike: ClassVar[bool] = False
+    """Whether calibration weighs all tokens alike, whatever the outputs depend on."""
 
     def __init__(self, config: Any, model: nn.Module | None = None) -> None:
         self.config = config
