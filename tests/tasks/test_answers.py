@@ -416,7 +416,7 @@ def test_what_can_not_be_answered_is_refused():
     ready = ready_batches([{"input_ids": torch.ones(2, 5, dtype=torch.long), "labels": torch.ones(2, 2)}])
     with pytest.raises(DataError, match="give questions and contexts as rows"):
         evaluate(find_sites(model), ready)
-    with pytest.raises(UnsupportedModel, match="one correct class per row; the problem is question_answering"):
+    with pytest.raises(UnsupportedModel, match="one correct class per row, but the task is question_answering"):
         gg.score(model, rows, tokenizer=tiny_tokenizer(), objective="margin")
 
 

@@ -309,7 +309,7 @@ def test_bad_rows_that_only_words_show():
 
 
 def test_objectives_of_one_class_are_refused():
-    with pytest.raises(gg.UnsupportedModel, match="one correct class per row; the problem is entity_recognition"):
+    with pytest.raises(gg.UnsupportedModel, match="one correct class per row, but the task is entity_recognition"):
         gg.score(tiny_tagger(), [tagged_batch()], objective="margin")
 
 
