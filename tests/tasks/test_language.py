@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes import layers
 from greedy_gnorm.passes.evaluation import evaluate, row_statistics, with_drawn_labels, with_predictions
 from greedy_gnorm.passes.gradients import gradient_norms
+from greedy_gnorm.scores import SCORES
 from greedy_gnorm.settings import Savings, Settings
 from greedy_gnorm.tasks import vocabulary
 from greedy_gnorm.tasks.intervals import resamples
@@ -249,6 +251,33 @@ def test_gradient_norms_are_those_of_a_backward_pass_per_row(family, objective, 
         table = np.stack([as_matrix(norms[name]) for name in ("q", "k", "v")], axis=1)  # sites x parts x heads
         ours = table[~np.isnan(table)]
         np.testing.assert_allclose(ours, slow_norms(model, batches, objective), rtol=1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fisher_has_a_gate_at_every_token(family):
+    """Against gates that are factors of their own for each token and unit, a backward pass for each row."""
+    model = language_model(family, torch.float64)
+    sites = find_sites(model)
+    batches = [token_batch(), token_batch(rows=3, seed=2, longest=7)]
+    found = SCORES["fisher"](sites, complete(model, batches), OBJECTIVES["loss"])
+    slow, rows = [np.zeros(site.total) for site in sites], [row for batch in batches for row in unpadded(batch)]
+    for row in rows:
+        tokens, opened = row["input_ids"].shape[1], []
+        with ExitStack() as stack:
+            for site in sites:
+                gate = torch.ones(tokens, site.total, dtype=torch.float64, requires_grad=True)
+                opened.append(gate)
+
+                def multiply(module, arguments, gate=gate, site=site):
+                    return (arguments[0] * gate.repeat_interleave(site.output_size, dim=1),)
+
+                stack.callback(site.output.register_forward_pre_hook(multiply).remove)
+            logits = model(**row).logits[0, :-1]
+            torch.nn.functional.cross_entropy(logits, row["input_ids"][0, 1:]).backward()
+        for total, gate in zip(slow, opened, strict=True):
+            total += gate.grad.square().sum(0).numpy() / len(rows)
+    for ours, theirs in zip(found.vectors, slow, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-8)
 
 
 def test_a_head_with_a_bias_has_its_norm(chunks):

@@ -15,7 +15,7 @@ and the error grows only with |mean| / |deviation|, as it does when X^T g is for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -255,11 +255,25 @@ def gate_gradients(sites: Sites, batch: Batch, objective: Objective) -> list[Ten
     It is the sum over tokens, channels and applications of the unit's output times its gradient.
     """
     derivatives = [torch.zeros(len(batch), len(site.survivors), dtype=torch.float64) for site in sites]
+    for site, products in _gate_products(sites, batch, objective):
+        derivatives[site.index] += site.by_unit(products.sum(1)).sum(-1).cpu()
+    return derivatives
+
+
+def token_gate_squares(sites: Sites, batch: Batch, objective: Objective) -> list[Tensor]:
+    """The squared derivatives of a gate on each unit at each token, summed over tokens: (B, survivors) per site."""
+    squares = [torch.zeros(len(batch), len(site.survivors), dtype=torch.float64) for site in sites]
+    for site, products in _gate_products(sites, batch, objective):
+        by_token = site.by_unit(products.flatten(0, 1)).sum(-1).square()  # (B * T, survivors)
+        squares[site.index] += by_token.view(len(batch), -1, len(site.survivors)).sum(1).cpu()
+    return squares
+
+
+def _gate_products(sites: Sites, batch: Batch, objective: Objective) -> Iterator[tuple[Site, Tensor]]:
+    """The outputs of a site's units times their gradients, (B, T, D) float64, at each application."""
     for trace, gradients in site_gradients(sites, batch, objective, lambda site: [CONTEXT]):
         for context, gradient in zip(trace.outputs[CONTEXT], gradients, strict=True):
-            products = (context.detach().double() * gradient.double()).sum(1)  # (B, D)
-            derivatives[trace.site.index] += trace.site.by_unit(products).sum(-1).cpu()
-    return derivatives
+            yield trace.site, context.detach().double() * gradient.double()
 
 
 def map_gradients(

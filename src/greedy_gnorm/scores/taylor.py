@@ -59,19 +59,33 @@ def michel_raw(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     comparable=True,
 )
 def fisher(sites: Sites, batches: Batches, objective: Objective) -> Scores:
-    """The mean squared derivative of the gate."""
+    """The mean squared derivative of the gate.
+
+    Where every token is a sample of its own, as in language models, there is a gate at each token and the squares are
+    added: a few blocks of text are too few samples for the squares of sums.
+    """
+    from greedy_gnorm.passes.gradients import token_gate_squares
+    from greedy_gnorm.tasks.task import task_of
+
+    if task_of(sites.model).tokens_alike:
+        return Scores(_means(sites, batches, lambda batch: token_gate_squares(sites, batch, objective)))
     return Scores(_gate_effects(sites, batches, objective, lambda effect: effect.square()))
 
 
 def _gate_effects(
     sites: Sites, batches: Batches, objective: Objective, size: Callable[[Tensor], Tensor]
 ) -> list[Vector]:
-    from greedy_gnorm.model.modes import frozen
     from greedy_gnorm.passes.gradients import gate_gradients
-    from greedy_gnorm.passes.means import row_means
 
     def per_row(batch: Batch) -> list[Tensor]:
         return [size(derivative) for derivative in gate_gradients(sites, batch, objective)]
+
+    return _means(sites, batches, per_row)
+
+
+def _means(sites: Sites, batches: Batches, per_row: Callable[[Batch], list[Tensor]]) -> list[Vector]:
+    from greedy_gnorm.model.modes import frozen
+    from greedy_gnorm.passes.means import row_means
 
     with frozen(sites.model):
         return sites.expand(row_means(sites, batches, per_row))

@@ -56,7 +56,7 @@ class Task(ABC):
     reader: ClassVar[tuple[str, str]] = ("tokenizer", "AutoTokenizer")
     """What turns a row into the model's inputs, and the class of transformers that loads it."""
     tokens_alike: ClassVar[bool] = False
-    """Whether calibration weighs all tokens alike, whatever the outputs depend on."""
+    """Whether every token is a sample of its own: tokens weigh the same in calibration, and Fisher scores add them."""
 
     def __init__(self, config: Any, model: nn.Module | None = None) -> None:
         self.config = config
