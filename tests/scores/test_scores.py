@@ -321,7 +321,7 @@ def test_objectives_that_do_not_fit_the_problem_are_refused_by_name():
     model = tiny_model("bert", num_labels=1)
     batch = {**tiny_batch(), "labels": torch.rand(5)}
     for name in ("gold-probability", "margin", "kl"):
-        with pytest.raises(gg.UnsupportedModel, match="problem is regression"):
+        with pytest.raises(gg.UnsupportedModel, match="task is regression"):
             gg.prune(model, [batch], eval_data=[{**tiny_batch(seed=3), "labels": torch.rand(5)}], objective=name)
 
 
