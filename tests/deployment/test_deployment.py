@@ -473,3 +473,14 @@ for number in range(count):
     works = {case for case, text in found.items() if text[0].isdigit() and float(text) <= 1e-6}
     # transformers 4 can't run a layer without heads, as docs/deployment.md says
     assert works == {case for case in cases if version == "5" or case[1] == "uneven"}, found
+
+
+@pytest.mark.parametrize("family", ["gpt2", "vit"])
+def test_a_model_without_a_padding_token_is_exported(family, tmp_path):
+    """A decoder gets one from its tokenizer; a model of images needs neither."""
+    tiny_model(family, num_hidden_layers=1, pad_token_id=None, eos_token_id=2).save_pretrained(tmp_path / "model")
+    if family == "gpt2":
+        tokenizer = tiny_tokenizer()
+        tokenizer.pad_token, tokenizer.eos_token = None, "[SEP]"
+        tokenizer.save_pretrained(tmp_path / "model")
+    assert export(tmp_path / "model").report["largest difference to torch"] < 1e-4

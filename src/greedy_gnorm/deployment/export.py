@@ -24,6 +24,7 @@ from greedy_gnorm.data.sets import EVALUATION, TEST
 from greedy_gnorm.deployment.speed import timed
 from greedy_gnorm.errors import DataError, GnormError, RunFolderError, UnsupportedModel
 from greedy_gnorm.model.checkpoint import load, load_tokenizer
+from greedy_gnorm.model.families import image_tokens
 from greedy_gnorm.model.padding import set_padding
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.sizes import parameter_count
@@ -73,8 +74,9 @@ def export(
     source = folder / "model" if journal is not None else folder
     with phase("Loading the model"):
         model = load(source, dtype=torch.float32, trust_remote_code=trust_remote_code)
-        if model.config.pad_token_id is None and output_names(model):
-            set_padding(model, load_tokenizer(source))  # decoders find the last token of a row by it
+        if output_names(model) and model.config.pad_token_id is None and image_tokens(model.config) is None:
+            # Decoders find the last token of a row by the one that fills it up
+            set_padding(model, load_tokenizer(source, trust_remote_code=trust_remote_code))
     rows = _evaluation_rows(model, source, journal, data) if int8 else None
     target = Path(out) if out is not None else folder / "onnx"
     if target.exists() and not (target / REPORT).exists() and (not target.is_dir() or any(target.iterdir())):
@@ -277,6 +279,7 @@ def _quality(runner: Runner, rows: Batches, task: Task) -> float:
 def _evaluation_rows(model: Any, source: Path, journal: Journal | None, data: str | None) -> Batches:
     """The rows that the run was evaluated on, or those of the data that the user names."""
     tokenizer, task = load_tokenizer(source, config=model.config), task_of(model)
+    set_padding(model, tokenizer)
     settings = Settings() if journal is None else Settings.of(journal.header["config"])
     if data is not None:
         rows = evaluation_batches(model, tokenizer, task, data, settings.model_copy(update={"eval_samples": None}))
