@@ -6,6 +6,8 @@ bottom, while the sites below are fitted. Activations are kept on disk, never in
 
 Layers that share their weights can't be fitted from the bottom, because a change of one application changes all others.
 There the inputs and residuals are the unpruned model's own.
+
+The classifier, the linear map that runs last, should return what it does in the unpruned model.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import GnormError, UnsupportedModel
@@ -113,12 +116,15 @@ class Calibration:
         batch, model = self.batches.items[number], self.original.model
         task = task_of(model)
         sums: list[list[Tensor]] = [[] for _ in self.original]
+        logits, classifier = list[Tensor](), self.classifier  # which may run the model, so before there are hooks
         alike = task.tokens_alike
         with ExitStack() as stack:
             stack.enter_context(frozen(model))
             stack.enter_context(torch.set_grad_enabled(not alike))
             for each, found in zip(self.original, sums, strict=True):
                 stack.enter_context(_at_sum(each, found.append if alike else _requiring_gradient(found)))
+            if classifier is not None:
+                stack.enter_context(_after(model.get_submodule(classifier), logits.append))
             outputs = task.outputs(model, batch)
             tensors = [tensor for found in sums for tensor in found]
             squares = [torch.ones_like(tensor[..., 0]) for tensor in tensors]
@@ -131,13 +137,15 @@ class Calibration:
             weights = [_token_weights(batch, next(remaining)) for _ in found]
             self._spill[f"sums-{name}"] = _rows(batch, [tensor.detach() for tensor in found])
             self._spill[f"weights-{name}"] = _rows(batch, weights)
+        if logits:
+            self._spill[f"logits-{number}"] = _read_rows(batch, logits[-1].detach())
 
-    def samples(self, sites: Sites) -> Iterator[tuple[Site, Iterator[tuple[Sample, Target]]]]:
-        """Each site of a stack of layers in running order, with its samples and targets.
+    def samples(self, sites: Sites, lowest: int = 0) -> Iterator[tuple[Site, Iterator[tuple[Sample, Target]]]]:
+        """Each site of a stack of layers in running order, with its samples and targets, from the lowest layer on.
 
         Fit the site before asking for the next one, whose samples depend on it.
         """
-        return _through_layers(sites, self)
+        return _through_layers(sites, self, lowest)
 
     def original_samples(self, index: int) -> Iterator[tuple[Sample, Target]]:
         """The samples and targets of a site in the unpruned model, with all of its units."""
@@ -151,6 +159,37 @@ class Calibration:
                 self.original.model(**batch.inputs)
             target = self.target(site, number)
             yield Sample(_rows(batch, inputs), target.sums - _rows(batch, results)), target
+
+    @cached_property
+    def classifier(self) -> str | None:
+        """The name of the linear map that runs last, after all sites; none for vocabularies and bare encoders."""
+        model, called = self.original.model, list[str]()
+
+        def note(name: str) -> Callable[[Tensor], None]:
+            return lambda given: called.append(name)
+
+        if task_of(model).own_labels:
+            return None
+        maps = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear | Conv1D)}
+        with ExitStack() as stack, evaluating(model), torch.no_grad():
+            for name, each in maps.items():
+                stack.enter_context(_before(each, note(name)))
+            task_of(model).outputs(model, self.batches.items[0])
+        of_sites = {each for site in self.original for each in (*site.inputs.values(), site.output)}
+        return None if maps[called[-1]] in of_sites else called[-1]
+
+    def classifier_samples(self, sites: Sites) -> Iterator[tuple[Tensor, Tensor]]:
+        """What the classifier receives in the pruned model, and what it returns in the unpruned one, batch by batch.
+
+        The layers must have been run through before.
+        """
+        for number, batch in enumerate(self.batches):
+            if f"logits-{number}" not in self._spill:
+                self._run_original(number)
+            whole = not sites.layers  # layers that share their weights can't be left out
+            with nullcontext() if whole else _standing_in(sites, len(sites.layers), self.hidden(number)):
+                inputs = _received(sites, sites.model.get_submodule(str(self.classifier)), batch)
+            yield _read_rows(batch, inputs), self._spill[f"logits-{number}"]
 
     @cached_property
     def layers_end_with_sums(self) -> bool:
@@ -185,11 +224,13 @@ def _config(sites: Sites) -> Any:
     return sites.model.config
 
 
-def _through_layers(sites: Sites, calibration: Calibration) -> Iterator[tuple[Site, Iterator[tuple[Sample, Target]]]]:
+def _through_layers(
+    sites: Sites, calibration: Calibration, lowest: int
+) -> Iterator[tuple[Site, Iterator[tuple[Sample, Target]]]]:
     """Every layer runs from its stored input: as far as the site to read, and to its end when its sites are fitted."""
     for number, batch in enumerate(calibration.batches):
-        calibration.advance(number, _run_layer(sites, 0, batch, None, lambda hidden, layer: hidden))
-    for place, layer in enumerate(sites.layers):
+        calibration.advance(number, _received(sites, sites.layers[lowest].module, batch))
+    for place, layer in enumerate(sites.layers[lowest:], start=lowest):
         read: set[int] = set()  # the batches whose samples of the last site are stored
         for site in layer.sites:
 
@@ -204,15 +245,17 @@ def _through_layers(sites: Sites, calibration: Calibration) -> Iterator[tuple[Si
                     yield sample, calibration.target(site, number)
 
             yield site, samples()
-        if place + 1 < len(sites.layers):
+        highest = place + 1 == len(sites.layers)
+        if not highest or calibration.classifier is not None:
             for number, batch in enumerate(calibration.batches):
                 hidden = calibration.hidden(number)
                 if number in read:
                     hidden = _end_of_layer(layer.sites[-1], batch, hidden, calibration.kept(number))
                 else:
                     hidden = _run_layer(sites, place, batch, hidden, lambda hidden, layer: layer(hidden))
-                if sites.family.between(_config(sites)):
-                    hidden = _run_layer(sites, place + 1, batch, None, lambda hidden, layer: hidden, below=hidden)
+                if not highest and sites.family.between(_config(sites)):
+                    with _standing_in(sites, place + 1, hidden):
+                        hidden = _received(sites, sites.layers[place + 1].module, batch)
                 calibration.advance(number, hidden)
 
 
@@ -239,14 +282,13 @@ def _layer_sample(sites: Sites, site: Site, place: int, batch: Batch, hidden: Te
         raise _Stop
 
     def run(hidden: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
-        with replace_forward(site.output, nothing), nullcontext() if returned else _at_sum(site, stop):
-            result = layer(hidden)
-        stop(result)  # not reached if a module has received the sum
-        return result
+        at_sum = nullcontext() if returned else _at_sum(site, stop)
+        with suppress(_Stop), replace_forward(site.output, nothing), at_sum:
+            sums.append(layer(hidden))  # not reached if a module has received the sum
+        return sums[0]
 
     sums_width, returned = hidden.shape[-1], _sum_of(site).returned
-    with suppress(_Stop):
-        _run_layer(sites, place, batch, hidden, run)
+    _run_layer(sites, place, batch, hidden, run)
     return Sample(_rows(batch, inputs), _rows(batch, sums))
 
 
@@ -254,36 +296,52 @@ def _run_layer(
     sites: Sites,
     place: int,
     batch: Batch,
-    hidden: Tensor | None,
+    hidden: Tensor,
     run: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor],
-    below: Tensor | None = None,
 ) -> Tensor:
-    """Call `run` with what enters a layer and the layer, as the model would call it.
-
-    By default, that is what the model makes of the output of the layer `below`, or of the embeddings.
-    """
-    result: list[Tensor] = []
-
-    def pass_on(given: Tensor, *arguments: Any, **options: Any) -> Any:
-        return sites.family.returns(given)
-
-    def return_below(given: Tensor, *arguments: Any, **options: Any) -> Any:
-        return sites.family.returns(given if below is None else below)
+    """Call `run` with what enters a layer and the layer, as the model would call it; no other layer runs."""
 
     def this(given: Tensor, *arguments: Any, **options: Any) -> Any:
         def layer(entering: Tensor) -> Tensor:
             return layer_output(forward(entering, *arguments, **options))
 
-        result.append(run(given if hidden is None else hidden, layer))
-        return sites.family.returns(given)
+        result.append(run(hidden, layer))
+        raise _Stop
 
+    result: list[Tensor] = []
     forward = sites.layers[place].module.forward
-    with ExitStack() as stack:
-        for other, layer in enumerate(sites.layers):
-            others = return_below if other == place - 1 else pass_on
-            stack.enter_context(replace_forward(layer.module, this if other == place else others))
+    with _standing_in(sites, place), replace_forward(sites.layers[place].module, this), suppress(_Stop):
         sites.model(**batch.inputs)
     return result[0]
+
+
+def _received(sites: Sites, module: nn.Module, batch: Batch) -> Tensor:
+    """What a module receives first when the model runs over a batch; nothing after it runs."""
+
+    def stop(given: Tensor) -> None:
+        result.append(given)
+        raise _Stop
+
+    result: list[Tensor] = []
+    with _before(module, stop), suppress(_Stop):
+        task_of(sites.model).outputs(sites.model, batch)
+    return result[0]
+
+
+@contextmanager
+def _standing_in(sites: Sites, count: int, result: Tensor | None = None) -> Iterator[None]:
+    """The first layers return what they receive instead of running; the last of them returns this result, if given."""
+
+    def returning(given: Tensor | None) -> Callable[..., Any]:
+        def forward(received: Tensor, *arguments: Any, **options: Any) -> Any:
+            return sites.family.returns(received if given is None else given)
+
+        return forward
+
+    with ExitStack() as stack:
+        for place, layer in enumerate(sites.layers[:count], start=1):
+            stack.enter_context(replace_forward(layer.module, returning(result if place == count else None)))
+        yield
 
 
 def _sum_of(site: Site) -> Sum:
@@ -348,6 +406,12 @@ def _token_weights(batch: Batch, squares: Tensor) -> Tensor:
     share = squares / squares.sum(1, keepdim=True).clamp_min(torch.finfo(squares.dtype).tiny)
     weights = real * ((1 - BY_GRADIENT) + BY_GRADIENT * share * real.sum(1, keepdim=True))
     return weights.view(shape)
+
+
+def _read_rows(batch: Batch, tensor: Tensor) -> Tensor:
+    """What a classifier reads or returns, (N, ...) in float32 at least: a vector for each row or each real token."""
+    exact = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return _rows(batch, [exact]) if exact.dim() == 3 else exact
 
 
 def _rows(batch: Batch, applications: Sequence[Tensor]) -> Tensor:

@@ -7,8 +7,9 @@ that are left,
     W = (X'X + lam I)^-1 (X'Y + lam W0),   b = mean(Y) - mean(X) W,   lam = RIDGE * mean of the diagonal of X'X.
 
 Sites are fitted from the bottom, each after those below it. Modules that several layers share are fitted to the
-unpruned model's own inputs, all applications at once. The result depends on the unpruned model, the units that are
-removed and the rows, not on the order of removal: any step of a run can be rebuilt.
+unpruned model's own inputs, all applications at once. At last, the classifier is fitted to what it returns in the
+unpruned model. The result depends on the unpruned model, the units that are removed and the rows, not on the order of
+removal: any step of a run can be rebuilt.
 """
 
 from __future__ import annotations
@@ -131,13 +132,15 @@ Fit = tuple[Tensor, Tensor | None]
 """New weights, (D, d), and the bias, (d,), if the map has one; in float64."""
 
 
-def fit_weights(equations: NormalEquations, weight: Tensor, bias: Tensor | None, site: Site) -> Fit:
-    """The weights that return the targets best, with a ridge towards the original ones."""
+def fit_weights(
+    equations: NormalEquations, weight: Tensor, bias: Tensor | None, where: Site | str, strength: float = 1.0
+) -> Fit:
+    """The weights that return the targets best, with a ridge of this strength towards the original ones."""
     squares, products = equations.squares, equations.products
     if bias is None:
         squares = squares + equations.count * torch.outer(equations.mean_input, equations.mean_input)
         products = products + equations.count * torch.outer(equations.mean_input, equations.mean_target)
-    fitted = _solve(squares, products, weight, site)
+    fitted = _solve(squares, products, weight, where, strength)
     return fitted, None if bias is None else equations.mean_target - equations.mean_input @ fitted
 
 
@@ -152,11 +155,11 @@ def fit_gates(equations: NormalEquations, weight: Tensor, bias: Tensor | None, s
     return weight * site.by_channel(factors.mT).mT, bias
 
 
-def _solve(squares: Tensor, products: Tensor, start: Tensor, site: Site) -> Tensor:
+def _solve(squares: Tensor, products: Tensor, start: Tensor, where: Site | str, strength: float = 1.0) -> Tensor:
     """Solve for the weights with a ridge towards `start`; the ridge grows until the system can be solved."""
     if not (torch.isfinite(squares).all() and torch.isfinite(products).all()):
-        raise NonFiniteScore(f"The activations in {site} are NaN or infinite on calibration rows: check the weights.")
-    ridge = RIDGE * float(squares.diagonal().mean()) if len(squares) else 0.0
+        raise NonFiniteScore(f"The activations in {where} are NaN or infinite on calibration rows: check the weights.")
+    ridge = strength * RIDGE * float(squares.diagonal().mean()) if len(squares) else 0.0
     ridge = ridge or RIDGE  # inputs that are always zero
     for _ in range(20):
         damped = squares.clone()
@@ -167,8 +170,8 @@ def _solve(squares: Tensor, products: Tensor, start: Tensor, site: Site) -> Tens
             if torch.isfinite(solved).all():
                 return solved
         ridge *= 10
-        log.warning("the system of %s is singular: solving it with a larger ridge, %.1e", site, ridge)
-    raise NonFiniteScore(f"The output of {site} can't be fitted: its system stays singular. Check the weights.")
+        log.warning("the system of %s is singular: solving it with a larger ridge, %.1e", where, ridge)
+    raise NonFiniteScore(f"The output of {where} can't be fitted: its system stays singular. Check the weights.")
 
 
 Solver = Callable[[NormalEquations, Tensor, Tensor | None, Site], Fit]
@@ -184,28 +187,41 @@ class Recovery:
     shared: dict[int, NormalEquations] = field(default_factory=dict)  # of modules that several layers share, by site
 
     @property
+    def classifier(self) -> str | None:
+        """The name of the classifier, if it is fitted too; gates are for units alone."""
+        return self.calibration.classifier if self.solver is fit_weights else None
+
+    @property
     def key(self) -> tuple[str, str]:
         """What the result depends on besides the model and its units."""
         return self.name, self.calibration.batches.fingerprint
 
     def __call__(self, sites: Sites) -> None:
         """Fit all output maps of the model, heads' and neurons', in place; the model must have the original weights."""
-        everything = find_sites(sites.model)
+        everything, classifier = find_sites(sites.model), self.classifier
         for site in everything:
-            _set_output(site, *self._original(site))
+            _set_map(site.output, *self._original(site))
+        if classifier is not None:
+            _set_map(sites.model.get_submodule(classifier), *self._original_classifier(classifier))
+        if not any(map(self._is_cut, everything)):
+            return
         with evaluating(sites.model), evaluating(self.calibration.original.model), torch.no_grad():
             if everything.layers:
                 self._fit_layers(everything)
             else:
                 self._fit_shared(everything)
+            if classifier is not None:
+                self._fit_classifier(everything, classifier)
         for site in sites:
             site.version += 1
 
     def _fit_layers(self, sites: Sites) -> None:
         """Fit a stack of layers from the bottom; below the lowest removed unit nothing changes."""
-        lowest = next((site.index for site in sites if self._is_cut(site)), len(sites))
-        with phase("Fitting", len(sites), "map") as work:
-            for site, samples in self.calibration.samples(sites):
+        layer = next(place for place, layer in enumerate(sites.layers) if any(map(self._is_cut, layer.sites)))
+        fitted = [site for layer in sites.layers[layer:] for site in layer.sites]
+        lowest = next(site.index for site in fitted if self._is_cut(site))
+        with phase("Fitting", len(fitted), "map") as work:
+            for site, samples in self.calibration.samples(sites, layer):
                 if site.index >= lowest:
                     weight, bias = self._original(site)
                     self._fit(site, _equations(samples, weight).gathered(), weight, bias)
@@ -219,14 +235,28 @@ class Recovery:
         for site in counted(sites, "Fitting", "map"):
             if self._is_cut(site):
                 if site.index not in self.shared:
-                    whole, _ = _output_of(self.calibration.original[site.index])
+                    whole, _ = _parameters_of(self.calibration.original[site.index].output)
                     samples = self.calibration.original_samples(site.index)
                     self.shared[site.index] = _equations(samples, whole).gathered()
                 weight, bias = self._original(site)
                 self._fit(site, self.shared[site.index].at(self._channels(site)), weight, bias)
 
     def _fit(self, site: Site, equations: NormalEquations, weight: Tensor, bias: Tensor | None) -> None:
-        _set_output(site, *self.solver(equations, weight.double(), _double(bias), site))
+        _set_map(site.output, *self.solver(equations, weight.double(), _double(bias), site))
+
+    def _fit_classifier(self, sites: Sites, name: str) -> None:
+        """Fit the classifier; it has one row for each text, so with fewer rows than inputs the ridge grows."""
+        weight, bias = self._original_classifier(name)
+        equations = NormalEquations(weight.shape[0], weight.shape[1], weight.device)
+        for inputs, logits in self.calibration.classifier_samples(sites):
+            equations.add(inputs, logits, inputs.new_ones(len(inputs)))
+        equations = equations.gathered()
+        strength = max(1.0, len(weight) / equations.count)
+        fit = fit_weights(equations, weight.double(), _double(bias), "the classifier", strength)
+        _set_map(sites.model.get_submodule(name), *fit)
+
+    def _original_classifier(self, name: str) -> Fit:
+        return _parameters_of(self.calibration.original.model.get_submodule(name))
 
     def _is_cut(self, site: Site) -> bool:
         return site.survivors != self.calibration.original[site.index].survivors
@@ -240,7 +270,7 @@ class Recovery:
 
     def _original(self, site: Site) -> Fit:
         """The unpruned model's output map for the units that are left."""
-        weight, bias = _output_of(self.calibration.original[site.index])
+        weight, bias = _parameters_of(self.calibration.original[site.index].output)
         return weight[torch.tensor(self._channels(site), dtype=torch.long)], bias
 
 
@@ -255,17 +285,15 @@ def _double(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.double()
 
 
-def _output_of(site: Site) -> Fit:
-    """The weights, (D, d), and the bias of an output map."""
-    linear: nn.Module = site.output
+def _parameters_of(linear: nn.Module) -> Fit:
+    """The weights, (D, d), and the bias of a linear map."""
     stored, bias = weight_of(linear).detach(), linear.bias
     assert bias is None or isinstance(bias, Tensor)
     return stored if isinstance(linear, Conv1D) else stored.mT, None if bias is None else bias.detach()
 
 
-def _set_output(site: Site, weight: Tensor, bias: Tensor | None) -> None:
-    """Give the output map new parameters; the old ones may be shared with the unpruned model."""
-    linear: nn.Module = site.output
+def _set_map(linear: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+    """Give a linear map new parameters; the old ones may be shared with the unpruned model."""
     values = {"weight": weight if isinstance(linear, Conv1D) else weight.mT, "bias": bias}
     for name, value in values.items():
         own: Tensor | None = getattr(linear, name)
