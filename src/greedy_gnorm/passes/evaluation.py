@@ -103,9 +103,10 @@ def row_statistics(sites: Sites, batches: Batches) -> Tensor:
                 task.row_statistics(exact, _labels(batch, source).to(exact.device), batch)
                 for source in batches.judged_by
             ]
-            finite = torch.isfinite(exact.cpu()).flatten(1).all(1)
-            found.append(torch.cat(tables, dim=1).cpu().masked_fill(~finite[:, None], torch.nan))
-    statistics = gather_rows(found, [batch.rows for batch in batches])
+            finite = torch.isfinite(exact).flatten(1).all(1)
+            found.append(torch.cat(tables, dim=1).masked_fill(~finite[:, None], torch.nan))
+    tables = [table.cpu() for table in found]  # only now: a GPU would have to wait after each batch
+    statistics = gather_rows(tables, [batch.rows for batch in batches])
     if not torch.isfinite(statistics).all():
         raise NonFiniteScore("The model's outputs on evaluation rows are NaN or infinite. Check its weights for NaN.")
     sources = by_source(batches, statistics.numpy()).values()

@@ -234,11 +234,10 @@ def unit_norms(inputs: Inputs, gradient: Tensor, size: int, *, gram: bool) -> Te
     rows, length, width = gradient.shape
     units = gradient.view(rows, length, width // size, size)  # (B, T, H, d_h)
     # Squares of tiny gradients underflow in float32: scaling each unit by a power of two is exact and avoids it
-    largest = torch.linalg.vector_norm(units, ord=torch.inf, dim=(1, 3))  # (B, H)
-    scale = torch.ones_like(largest)
-    if ((largest < SAFE) & (largest > 0)).any() or (largest > 1 / SAFE).any():
-        scale = torch.exp2(torch.frexp(largest).exponent.to(units.dtype))
-        gradient = (units / scale[:, None, :, None]).flatten(2)  # (B, T, D)
+    largest = units.abs().amax((1, 3))  # (B, H)
+    safe = ((largest >= SAFE) & (largest <= 1 / SAFE)) | (largest == 0)
+    scale = torch.exp2(torch.frexp(largest).exponent.to(units.dtype)).where(~safe, torch.ones_like(largest))
+    gradient = (units / scale[:, None, :, None]).flatten(2)  # (B, T, D); no question to a GPU whether it is needed
     terms = inputs.gram().squares(gradient) if gram else ((inputs.rows.mT @ gradient).square(),)  # (B, any, D) each
     squares = sum((_by_unit(term, size) for term in terms), torch.zeros_like(largest, dtype=torch.float64))
     return squares.clamp_min(0).sqrt() * scale.double()
@@ -254,26 +253,38 @@ def gate_gradients(sites: Sites, batch: Batch, objective: Objective) -> list[Ten
 
     It is the sum over tokens, channels and applications of the unit's output times its gradient.
     """
-    derivatives = [torch.zeros(len(batch), len(site.survivors), dtype=torch.float64) for site in sites]
+    found: dict[int, Tensor] = {}
     for site, products in _gate_products(sites, batch, objective):
-        derivatives[site.index] += site.by_unit(products.sum(1)).sum(-1).cpu()
-    return derivatives
+        _add(found, site, site.by_unit(products.sum(1, dtype=torch.float64)).sum(-1))
+    return _of_all_sites(found, sites, batch)
 
 
 def token_gate_squares(sites: Sites, batch: Batch, objective: Objective) -> list[Tensor]:
     """The squared derivatives of a gate on each unit at each token, summed over tokens: (B, survivors) per site."""
-    squares = [torch.zeros(len(batch), len(site.survivors), dtype=torch.float64) for site in sites]
+    found: dict[int, Tensor] = {}
     for site, products in _gate_products(sites, batch, objective):
-        by_token = site.by_unit(products.flatten(0, 1)).sum(-1).square()  # (B * T, survivors)
-        squares[site.index] += by_token.view(len(batch), -1, len(site.survivors)).sum(1).cpu()
-    return squares
+        by_token = site.by_unit(products.flatten(0, 1)).sum(-1).view(len(batch), -1, len(site.survivors))
+        # As a norm, whose squares neither underflow nor overflow in float64
+        _add(found, site, torch.linalg.vector_norm(by_token, dim=1, dtype=torch.float64).square())
+    return _of_all_sites(found, sites, batch)
+
+
+def _add(found: dict[int, Tensor], site: Site, values: Tensor) -> None:
+    """Add the values of one more application of a site."""
+    found[site.index] = found[site.index] + values if site.index in found else values
+
+
+def _of_all_sites(found: dict[int, Tensor], sites: Sites, batch: Batch) -> list[Tensor]:
+    """The values of each site, (B, survivors); a site without units has none."""
+    return [found.get(site.index, torch.zeros(len(batch), len(site.survivors), dtype=torch.float64)) for site in sites]
 
 
 def _gate_products(sites: Sites, batch: Batch, objective: Objective) -> Iterator[tuple[Site, Tensor]]:
-    """The outputs of a site's units times their gradients, (B, T, D) float64, at each application."""
+    """The outputs of a site's units times their gradients, (B, T, D), at each application; at least in float32."""
     for trace, gradients in site_gradients(sites, batch, objective, lambda site: [CONTEXT]):
         for context, gradient in zip(trace.outputs[CONTEXT], gradients, strict=True):
-            yield trace.site, context.detach().double() * gradient.double()
+            exact = torch.promote_types(context.dtype, torch.float32)
+            yield trace.site, context.detach().to(exact) * gradient.to(exact)
 
 
 def map_gradients(

@@ -26,12 +26,12 @@ def row_means(sites: Sites, batches: Batches, per_row: PerRow) -> list[Vector]:
     Raises NonFiniteScore, with the layer and the rows, if a value is NaN or infinite.
     """
     sums: list[Tensor] = []
-    problem = None
-    for number, batch in enumerate(counted(batches.items, "Scoring", "batch")):
-        values = per_row(batch)
-        problem = problem or _find_non_finite(sites, values, number, batch)
-        totals = [value.double().sum(-2).cpu() for value in values]
+    for batch in counted(batches.items, "Scoring", "batch"):
+        totals = [value.double().sum(-2) for value in per_row(batch)]
         sums = [total + more for total, more in zip(sums, totals, strict=True)] if sums else totals
+    sums = [total.cpu() for total in sums]  # only now: a GPU would have to wait after each batch
+    finite = all(bool(torch.isfinite(total).all()) for total in sums)
+    problem = None if finite else _find_non_finite(sites, batches, per_row)
     shares = gather([batches.rows, [list(total.shape) for total in sums], problem])
     for _, _, found in shares:
         if found is not None:
@@ -44,14 +44,16 @@ def row_means(sites: Sites, batches: Batches, per_row: PerRow) -> list[Vector]:
     return [part.reshape(shape) / rows for part, shape in zip(np.split(whole.numpy(), ends), shapes, strict=True)]
 
 
-def _find_non_finite(sites: Sites, values: Sequence[Tensor], number: int, batch: Batch) -> str | None:
-    for site, value in zip(sites, values, strict=True):
-        if not torch.isfinite(value).all():
-            return (
-                f"The score in {site} is NaN or infinite in batch {number} (rows {_first_rows(batch.rows)} of the "
-                f"scoring data). Check the model's weights for NaN, or score with --dtype float32."
-            )
-    return None
+def _find_non_finite(sites: Sites, batches: Batches, per_row: PerRow) -> str:
+    """Where the first value is that is not finite, found by computing all of them again."""
+    for number, batch in enumerate(batches):
+        for site, value in zip(sites, per_row(batch), strict=True):
+            if not torch.isfinite(value).all():
+                return (
+                    f"The score in {site} is NaN or infinite in batch {number} (rows {_first_rows(batch.rows)} of the "
+                    f"scoring data). Check the model's weights for NaN, or score with --dtype float32."
+                )
+    return "The sum of the scores over all rows is infinite. Score with --dtype float64."
 
 
 def _first_rows(rows: tuple[int, ...], most: int = 5) -> str:

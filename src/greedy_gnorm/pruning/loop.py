@@ -64,6 +64,7 @@ class Plan:
     budget: Budget | None = None
     recovery: Recovery | None = None
     memory: Memory = field(default_factory=Memory)
+    points: Sequence[int] = ()  # numbers of removed heads, ascending: only there is quality measured
 
     @property
     def scoring_key(self) -> tuple[object, ...]:
@@ -113,9 +114,11 @@ def pick(scores: Scores, sites: Sites, plan: Plan, steps: Sequence[Step]) -> tup
     if plan.budget is not None:
         weighed = scores if plan.score.comparable else by_rank(scores, removable, sites, plan.budget, plan.costs)
         return pick_round(weighed, sites, removable, plan.budget, plan.costs, len(steps))
-    count = plan.method.heads_per_step
+    count, gone = plan.method.heads_per_step, len(removed_by(steps))
+    if plan.points:
+        count = next(point for point in plan.points if point > gone) - gone
     if plan.rules.limit is not None:
-        count = min(count, plan.rules.limit - len(removed_by(steps)))
+        count = min(count, plan.rules.limit - gone)
     return removable[:count]
 
 
