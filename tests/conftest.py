@@ -242,6 +242,16 @@ def model_folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny classifier in `model` and `rows.jsonl`, for commands in other processes."""
+    folder = tmp_path_factory.mktemp("place")
+    tiny_model("bert", num_hidden_layers=2, **LABEL_NAMES).save_pretrained(folder / "model")
+    tiny_tokenizer().save_pretrained(folder / "model")
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, tiny_rows(120))))
+    return folder
+
+
 @pytest.fixture
 def write_rows(tmp_path: Path) -> Callable[..., Path]:
     """Write rows as JSON lines and give the path."""

@@ -53,5 +53,5 @@ def test_the_commands(workplace, capsys):
         arguments = shlex.split(command, comments=True)[1:]
         if arguments[0] == "demo":
             continue  # has tests of its own
-        assert main(arguments) == 0, command
-    capsys.readouterr()
+        code, shown = main(arguments), capsys.readouterr()
+        assert code == 0, f"{command}\n{shown.err}"

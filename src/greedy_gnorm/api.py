@@ -468,6 +468,7 @@ def compare(
     savings: str | Sequence[str] = "all",
     trust_remote_code: bool = False,
     rounds: int = 20,
+    points: int | None = None,
     eval_data: Any = None,
     resume: bool = False,
     on_step: OnPartStep | Sequence[OnPartStep] | None = None,
@@ -515,6 +516,8 @@ def compare(
         savings: Exact savings to use: "all", "none", or a list of names (kept-layers, first-token, gram).
         trust_remote_code: Allow code that comes with the model to run.
         rounds: Rounds of the methods that remove heads and neurons.
+        points: Points of the curve at which methods that score once are measured, besides those that the tables show.
+            Default: after each head.
         eval_data: Rows to evaluate on, given like `data`. Default: rows of `data` that are not used for scoring.
         resume: Continue the comparison in `out`.
         on_step: Called with the walk (method and run), its new step, the number of heads removed so far and the number

@@ -197,8 +197,8 @@ class Settings(BaseModel):
     )
     recover: Literal["none", "least-squares", "gates"] | None = _setting(
         None,
-        "How quality is recovered after units are removed: by fitting output projections (least-squares), by one "
-        "factor for each unit (gates), or none. Default: the method's own.",
+        "How quality is recovered after units are removed: by fitting output projections and the classifier "
+        "(least-squares), by one factor for each unit (gates), or none. Default: the method's own.",
         "'none', 'least-squares' or 'gates'",
     )
     labels: Literal["data", "own"] = _setting(
@@ -233,6 +233,12 @@ class Settings(BaseModel):
         "a number",
     )
     rounds: Positive = _setting(20, "Rounds of removing, fitting and scoring again.")
+    points: Positive | None = _setting(
+        None,
+        "Points of the curve at which methods that score once are measured, besides those that the tables show. "
+        "Default: after each head.",
+        "a whole number, 1 or more",
+    )
     uniform: bool = _setting(False, "Keep the same number of units in every layer.")
     multiple_of: Positive | None = _setting(
         None,
@@ -291,10 +297,11 @@ SETTINGS = tuple(Settings.model_fields)
 TARGETS = ("macs", "speedup", "latency", "params", "size")
 """The settings that say how small or fast the result of `compress` should be."""
 _ONLY_COMPRESSING = (*TARGETS, "max_drop", "rounds", "uniform", "multiple_of", "shape", "units")
-PRUNING = tuple(name for name in SETTINGS if name not in _ONLY_COMPRESSING)
+_ONLY_COMPARING = ("points",)
+PRUNING = tuple(name for name in SETTINGS if name not in (*_ONLY_COMPRESSING, *_ONLY_COMPARING))
 """The settings of `prune`."""
 _ONLY_PRUNING = ("stop", "heads_per_step", "recompute", "device_map")
-COMPRESSING = tuple(name for name in SETTINGS if name not in _ONLY_PRUNING)
+COMPRESSING = tuple(name for name in SETTINGS if name not in (*_ONLY_PRUNING, *_ONLY_COMPARING))
 """The settings of `compress`."""
 _NOT_FOR_SCORING = (
     "method", "stop", "metric", "eval_samples", "protect", "min_heads", "heads_per_step", "recompute", "cache_memory",
@@ -303,7 +310,7 @@ _NOT_FOR_SCORING = (
 SCORING = tuple(name for name in (*PRUNING, "units") if name not in _NOT_FOR_SCORING)
 """The settings of `score`."""
 _NOT_FOR_COMPARING = ("method", "stop", "device_map", "recover", "examples")
-COMPARING = tuple(name for name in (*PRUNING, "rounds") if name not in _NOT_FOR_COMPARING)
+COMPARING = tuple(name for name in (*PRUNING, "rounds", *_ONLY_COMPARING) if name not in _NOT_FOR_COMPARING)
 """The settings of `compare`, which walks several methods to the end on copies of a model that fits one device."""
 EVALUATING = (
     "eval_samples", "seed", "text", "text_pair", "label", "block_length", "label_map", "stride", "threshold", "dtype",

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import LABEL_NAMES, tiny_model, tiny_rows, tiny_tokenizer
+from conftest import tiny_rows
 from passes.ranks import COMPARISON, COMPRESSION
 
 import greedy_gnorm as gg
@@ -29,15 +29,6 @@ from greedy_gnorm.passes.peers import LAUNCHER, Coordinator, Peers, _Channel
 from greedy_gnorm.records.predictions import read_predictions
 
 HERE = Path(__file__).resolve().parent
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("place")
-    tiny_model("bert", num_hidden_layers=2, **LABEL_NAMES).save_pretrained(folder / "model")
-    tiny_tokenizer().save_pretrained(folder / "model")
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, tiny_rows(120))))
-    return folder
 
 
 def free_port():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,10 +33,12 @@ from greedy_gnorm.cli.options import (
     OptionalOut,
     Quiet,
     Version,
+    Workers,
     given_names,
     with_settings,
 )
 from greedy_gnorm.cli.terminal import say
+from greedy_gnorm.cli.workers import workers as working_together
 from greedy_gnorm.errors import INTERRUPTED, GnormError, Interrupted, ShownElsewhere
 from greedy_gnorm.passes.peers import launched, speaks_for_all
 from greedy_gnorm.pruning.rules import check_rules, forms
@@ -92,6 +94,7 @@ def prune(
     ] = ModelFormat.pruned,
     latency: Annotated[bool, typer.Option(help="Measure the speed before and after.")] = True,
     push_to_hub: Annotated[str | None, typer.Option(metavar="NAME", help="Upload the pruned model to the hub.")] = None,
+    workers: Workers = 1,
     quiet: Quiet = False,
     as_json: Json = False,
     config: Config = None,
@@ -116,12 +119,14 @@ def prune(
     else:
         more = {"format": form.value, "latency": latency, "push_to_hub": push_to_hub}
         shown = {"live": live, "quiet": quiet, "as_json": as_json}
-        _perform("prune", model, data, out, settings, more, eval_data=eval_data, resume=resume, **shown)
+        together = working_together(workers, context.obj)
+        _perform("prune", model, data, out, settings, more, together, eval_data=eval_data, resume=resume, **shown)
 
 
 @app.command()
 @with_settings(COMPRESSING, method="joint-refit")
 def compress(
+    context: typer.Context,
     model: Model,
     data: Data,
     settings: dict[str, Any],
@@ -135,6 +140,7 @@ def compress(
     ] = ModelFormat.pruned,
     measure_speed: Annotated[bool, typer.Option(help="Measure the speed of the result and of the choices.")] = True,
     push_to_hub: Annotated[str | None, typer.Option(metavar="NAME", help="Upload the result to the hub.")] = None,
+    workers: Workers = 1,
     quiet: Quiet = False,
     as_json: Json = False,
     config: Config = None,
@@ -146,7 +152,8 @@ def compress(
     """
     more = {"format": form.value, "measure_speed": measure_speed, "push_to_hub": push_to_hub}
     shown = {"live": live, "quiet": quiet, "as_json": as_json}
-    _perform("compress", model, data, out, settings, more, eval_data=eval_data, resume=resume, **shown)
+    together = working_together(workers, context.obj)
+    _perform("compress", model, data, out, settings, more, together, eval_data=eval_data, resume=resume, **shown)
 
 
 def _perform(
@@ -156,6 +163,7 @@ def _perform(
     out: Path | None,
     settings: dict[str, Any],
     more: dict[str, Any],
+    together: AbstractContextManager[None],
     *,
     eval_data: str | None,
     resume: bool,
@@ -164,8 +172,9 @@ def _perform(
     """Check a run before anything is loaded, then perform it; `more` is what belongs to the command alone."""
     checks.check_run(command, settings, out, resume=resume)
     checks.check_inputs(model, data, eval_data, quiet=shown["quiet"])
-    commands = load_code("commands", quiet=shown["quiet"])
-    commands.perform(command, model, data, out, {**settings, **more}, eval_data=eval_data, resume=resume, **shown)
+    with together:
+        commands = load_code("commands", quiet=shown["quiet"])
+        commands.perform(command, model, data, out, {**settings, **more}, eval_data=eval_data, resume=resume, **shown)
 
 
 @app.command()
@@ -212,6 +221,7 @@ def score(
 @app.command()
 @with_settings(COMPARING)
 def compare(
+    context: typer.Context,
     model: Model,
     data: Data,
     settings: dict[str, Any],
@@ -221,6 +231,7 @@ def compare(
     runs: Annotated[int, typer.Option(help="Runs of each method, each on another scoring sample.")] = 3,
     trajectories: Annotated[int, typer.Option(help="Runs of the method random.")] = 25,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the comparison in the output folder.")] = False,
+    workers: Workers = 1,
     quiet: Quiet = False,
     as_json: Json = False,
     config: Config = None,
@@ -229,9 +240,10 @@ def compare(
     checks.check_comparison(methods, runs, trajectories, settings, out, resume=resume)
     checks.check_inputs(model, data, eval_data, quiet=quiet)
     settings |= {"eval_data": eval_data, "methods": methods, "runs": runs, "trajectories": trajectories}
-    load_code("commands", quiet=quiet).compare(
-        model, data, out, {**settings, "resume": resume}, quiet=quiet, as_json=as_json
-    )
+    with working_together(workers, context.obj):
+        load_code("commands", quiet=quiet).compare(
+            model, data, out, {**settings, "resume": resume}, quiet=quiet, as_json=as_json
+        )
 
 
 class TableFormat(StrEnum):
@@ -304,7 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in given
     try:
         with _process_group():
-            app([part for part in given if part != "--debug"], prog_name="gnorm")
+            app([part for part in given if part != "--debug"], prog_name="gnorm", obj=given)
         sys.stdout.flush()
     except SystemExit as end:
         if end.code == INTERRUPTED and speaks_for_all():

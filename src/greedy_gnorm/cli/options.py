@@ -181,6 +181,10 @@ EvalData = Annotated[str | None, typer.Option(help="Evaluate on other data, give
 OptionalOut = Annotated[
     Path | None, typer.Option(help="The folder to write to. Default: a new one in runs, named after the model.")
 ]
+Workers = Annotated[
+    int,
+    typer.Option(min=1, help="Processes to start for this work, each with its share of the cores."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors and the result.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Methods = Annotated[

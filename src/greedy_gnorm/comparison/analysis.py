@@ -92,6 +92,13 @@ class Comparison(Shown):
         return _by_method(self, solution_columns(self.measure))
 
 
+def points_for(heads: int, count: int) -> list[int]:
+    """Numbers of removed heads: evenly spread, and those around the shares that the tables show."""
+    even = {round(heads * place / count) for place in range(1, count + 1)}
+    shown = {end(share * heads) for share in SHARES for end in (math.floor, math.ceil)}
+    return sorted((even | shown) - {0})
+
+
 def solution(walk: Walk, measure: Measure) -> Step:
     """The step at the knee of the curve."""
     return walk[knee_of(walk, measure)]

@@ -10,8 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from greedy_gnorm.comparison.analysis import Comparison, read_experiment
-from greedy_gnorm.comparison.parts import Part, assign, check_settings, forwards, parts_for, settings_for
+from greedy_gnorm.comparison.analysis import Comparison, points_for, read_experiment
+from greedy_gnorm.comparison.parts import (
+    Part,
+    assign,
+    check_settings,
+    forwards,
+    parts_for,
+    scores_once,
+    settings_for,
+)
 from greedy_gnorm.data.batches import Batches
 from greedy_gnorm.data.encoding import encode
 from greedy_gnorm.data.loading import both_rows, is_ready
@@ -197,10 +205,21 @@ def _costs(bench: Bench, parts: Sequence[Part]) -> dict[Part, int]:
     sample = min(bench.given.samples or len(bench.pool), len(bench.pool))
     return {
         part: forwards(
-            part, bench.given, heads=bench.removable, scoring_rows=sample, evaluation_rows=bench.evaluation.data_rows
+            part,
+            bench.given,
+            heads=bench.removable,
+            scoring_rows=sample,
+            evaluation_rows=bench.evaluation.data_rows,
+            points=_points(bench, part),
         )
         for part in parts
     }
+
+
+def _points(bench: Bench, part: Part) -> list[int]:
+    """Where a walk is measured, if not after each of its steps."""
+    count = bench.given.points
+    return [] if count is None or not scores_once(part, bench.given) else points_for(bench.removable, count)
 
 
 def _draws(folder: Path, runs: int) -> int:
@@ -319,7 +338,7 @@ def _plan(bench: Bench, part: Part) -> Plan:
         recovery = Recovery(method.recover, SOLVERS[method.recover], _calibration(bench, given))
     return Plan(
         scoring, bench.evaluation, method, score, objective, rules, bench.protection, bench.costs, budget, recovery,
-        bench.memory,
+        bench.memory, _points(bench, part),
     )  # fmt: skip
 
 

@@ -52,12 +52,24 @@ def check_settings(methods: Sequence[str], given: Settings) -> None:
             raise GnormError(f"No score of {', '.join(methods)} has the option {option!r}.")
     for name in methods:
         resolve_method(settings_for(Part(name, 0), given))
+    if given.points is not None:
+        if any(METHODS[name].in_rounds for name in methods):
+            raise GnormError("--points is for methods of heads: those of heads and neurons are measured each round.")
+        if given.heads_per_step is not None:
+            raise GnormError("--points and --heads-per-step both say where walks are measured: give one of them.")
 
 
-def forwards(part: Part, given: Settings, *, heads: int, scoring_rows: int, evaluation_rows: int) -> int:
-    """About how many rows a walk that removes so many heads runs through the model."""
+def scores_once(part: Part, given: Settings) -> bool:
+    """Whether a walk follows one ranking, so that it can remove any number of heads in a step."""
+    return not resolve_method(settings_for(part, given))[0].recompute
+
+
+def forwards(
+    part: Part, given: Settings, *, heads: int, scoring_rows: int, evaluation_rows: int, points: Sequence[int] = ()
+) -> int:
+    """About how many rows a walk that removes so many heads, measured at these points, runs through the model."""
     method, score, _ = resolve_method(settings_for(part, given))
-    steps = math.ceil(heads / method.heads_per_step)
+    steps = len(points) or math.ceil(heads / method.heads_per_step)
     left = [heads - method.heads_per_step * (step - 1) for step in range(1, steps + 1) if method.scores_at(step)]
     passes = 0 if score.cost == "none" else FORWARDS_PER_SCORING * len(left)
     if score.many_passes:  # one for each head that is left, at least

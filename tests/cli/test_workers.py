@@ -1,0 +1,115 @@
+"""Several processes that the command itself starts: the same results, and none is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import tiny_rows
+
+from greedy_gnorm.cli.app import main
+from greedy_gnorm.cli.workers import _environment
+from greedy_gnorm.passes.peers import LAUNCHER, launched
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in (*LAUNCHER, "LOCAL_RANK")}
+ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def comparing(place, out, *more):
+    arguments = ("compare", place / "model", "--data", place / "rows.jsonl", "--out", out, "--methods", "ae,random")
+    return [*map(str, (*arguments, "--runs", 2, "--trajectories", 4, "--samples", 20, "--tokens-per-batch", 40, *more))]
+
+
+def gnorm(arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "greedy_gnorm", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, **options,
+    )  # fmt: skip
+
+
+def walks(folder):
+    found = {}
+    for path in sorted(folder.glob("parts/*/journal.jsonl")):
+        steps = [json.loads(line) for line in path.read_text().splitlines()]
+        found[path.parent.name] = [(step["removed"], step["quality"]) for step in steps]
+    return found
+
+
+def test_workers_compare_as_one_process_does(place, tmp_path):
+    assert main(comparing(place, tmp_path / "one")) == 0
+    running = gnorm(comparing(place, tmp_path / "two", "--workers", 2))
+    out, err = running.communicate(timeout=300)
+    assert running.returncode == 0, err[-3000:]
+    assert out.count("Report ") == 1, "one of them speaks"
+    assert walks(tmp_path / "two") == walks(tmp_path / "one")
+    assert len(walks(tmp_path / "one")) == 6
+    assert json.loads((tmp_path / "two" / "experiment.json").read_text())["processes"] == 2
+
+
+def children_of(process):
+    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    return [int(number) for number in listed.stdout.split()]
+
+
+def lives(number):
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_the_command(number, place, tmp_path):
+    out = tmp_path / "run"
+    running = gnorm(comparing(place, out, "--workers", 2, "--trajectories", 40))
+    while not any(path.read_text().count("\n") > 1 for path in out.glob("parts/*/journal.jsonl")):
+        assert running.poll() is None, running.communicate()[1]
+        time.sleep(0.01)
+    (worker,) = children_of(running)
+    os.kill(running.pid, number)
+    _, err = running.communicate(timeout=60)  # returns when the worker has closed its outputs too
+    assert running.returncode == (130 if number == signal.SIGTERM else -number)
+    end = time.monotonic() + 20
+    while lives(worker) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not lives(worker)
+    if number == signal.SIGTERM:
+        assert "--resume" in err
+    again = gnorm(comparing(place, out, "--workers", 2, "--trajectories", 40, "--resume"))
+    _, err = again.communicate(timeout=300)
+    assert again.returncode == 0, err[-3000:]
+    assert len(walks(out)) == 42
+
+
+def test_an_error_is_shown_once_and_ends_all(place, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, [*tiny_rows(120), {"text": "a", "label": "x"}])))
+    arguments = comparing(place, tmp_path / "run", "--workers", 2)
+    arguments[arguments.index("--data") + 1] = str(tmp_path / "rows.jsonl")
+    running = gnorm(arguments)
+    _, err = running.communicate(timeout=120)
+    assert running.returncode == 2
+    assert err.count("Error:") == 1
+    assert "'x'" in err
+
+
+def test_the_number_is_checked(place, tmp_path, capsys):
+    assert main(comparing(place, tmp_path / "run", "--workers", 0)) == 2
+    assert "--workers" in capsys.readouterr().err
+
+
+def test_the_environment_is_a_launchers_and_is_restored(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
+    with _environment(2):
+        assert launched()
+        assert os.environ["RANK"] == "0"
+        assert int(os.environ["OMP_NUM_THREADS"]) >= 1
+    assert not launched()
+    assert "OMP_NUM_THREADS" not in os.environ
