@@ -29,6 +29,7 @@ from greedy_gnorm.data.batches import Batch, Batches, bucketed, padded
 from greedy_gnorm.demo import prepare
 from greedy_gnorm.model.sites import Sites, find_sites
 from greedy_gnorm.passes.gradients import gradient_norms
+from greedy_gnorm.pruning.costs import Costs
 from greedy_gnorm.pruning.loop import Plan, Protection, prune_steps
 from greedy_gnorm.pruning.methods import METHODS
 from greedy_gnorm.pruning.prepare import situation_of
@@ -37,6 +38,7 @@ from greedy_gnorm.report.tables import as_markdown
 from greedy_gnorm.scores import SCORES
 from greedy_gnorm.settings import Savings
 from greedy_gnorm.tasks.objectives import OBJECTIVES
+from greedy_gnorm.tasks.task import task_of
 from greedy_gnorm.units import removed_by
 
 LOGIT_NORM = OBJECTIVES["logit-norm"]
@@ -99,23 +101,26 @@ def pass_ratio(sites: Sites, batches: Batches, repeats: int = 5) -> float:
     return ratio(lambda: score(sites, batches), lambda: plain_forward(sites.model, batches), repeats)
 
 
-def trajectory(sites: Sites, batches: Batches, steps: int | None = None) -> tuple[float, list[float]]:
+def trajectory(sites: Sites, batches: Batches, steps: int | None = None) -> tuple[float, list[float], list[int]]:
     """Steps of a greedy walk, scoring and accuracy on the same rows, in plain forwards of the unpruned model.
 
-    The total over the steps' number, and the cost of each step.
+    The total over the steps' number, the cost of each step, and the layer that each removes a head from.
     """
     plain_forward(sites.model, batches)
     unit = min(seconds(lambda: plain_forward(sites.model, batches)) for _ in range(5))
     sites.use(Savings(kept_bytes=KEPT))
     stop = "all" if steps is None else f"heads={steps}"
+    costs, measure = Costs(sites, 4), task_of(sites.model).measure(None, batches)
     plan = Plan(
         batches, batches, METHODS["greedy-gnorm"], SCORES["gnorm"], LOGIT_NORM,
-        parse_rules([stop], situation_of(sites, Protection())), Protection(), 4,
+        parse_rules([stop], situation_of(sites, Protection(), costs, measure)), Protection(), costs,
     )  # fmt: skip
     start = time.perf_counter()
     walked = list(prune_steps(sites, plan))
     total = time.perf_counter() - start
-    return total / (len(walked) - 1) / unit, [sum(step.seconds.values()) / unit for step in walked[1:]]
+    costs_of_steps = [sum(step.seconds.values()) / unit for step in walked[1:]]
+    layers = [sites[step.removed[0].site].layer for step in walked[1:]]
+    return total / (len(walked) - 1) / unit, costs_of_steps, layers
 
 
 def memory(what: str) -> float:
@@ -262,10 +267,16 @@ def full() -> None:
 
 def walk() -> None:
     """All 144 steps, and what each costs."""
-    whole, steps = trajectory(bert(), sentences(64, 10, 32))
+    whole, steps, layers = trajectory(bert(), sentences(64, 10, 32))
     header = ["work", "measure", "to reach", "mean", "median step"]
     row = ["all 144 steps, score and accuracy on the same rows", "time / plain forward of the unpruned model", "<= 1.3"]
     write(PAGE, "walk", as_markdown(header, [[*row, f"{whole:.2f}", f"{np.median(steps):.2f}"]]))
+    dozens = [slice(start, start + 12) for start in range(0, len(steps), 12)]
+    cells = [
+        ["cost", *(f"{np.mean(steps[dozen]):.2f}" for dozen in dozens)],
+        ["layer", *(f"{np.mean(layers[dozen]):.1f}" for dozen in dozens)],
+    ]
+    write(PAGE, "dozens", as_markdown(["steps", *(f"{each.start + 1} to {each.stop}" for each in dozens)], cells))
     figure, axis = pyplot.subplots(figsize=(6, 3), layout="constrained")
     axis.plot(range(1, len(steps) + 1), steps, color="#D55E00", linewidth=1)
     axis.set(xlabel="step of the walk", ylabel="step / unpruned forward", ylim=(0, 1.1 * max(steps)))
