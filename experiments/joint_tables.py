@@ -1,11 +1,13 @@
 """Write the tables of the joint comparisons into docs/results.md: python experiments/joint_tables.py [NAME ...]
 
 Each cell is the mean accuracy over the runs in per cent, with the 95 % interval (Wilson) that a share of so many
-evaluation rows has. Comparisons that are not finished are shown with the walks that they have.
+evaluation rows has. Comparisons that are not finished are shown with the walks that they have. Without names, the table
+of the compressions (`offline.py --compress`) is written too.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -39,7 +41,28 @@ def table(comparison: Comparison, rows: int) -> str:
     return head + as_markdown(["method", "runs", *(f"{share:.0%}" for share in COMPARED)], cells)
 
 
+def compressed() -> str:
+    """The models compressed to shares of their multiplications, on test rows."""
+    paths = {
+        (path.parts[-4], float(path.parts[-3].removeprefix("compress-"))): path
+        for path in RUNS.glob("*/compress-*/eval/eval.json")
+    }
+    lines = []
+    for (name, share), path in sorted(paths.items(), key=lambda item: (item[0][0], -item[0][1])):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        before, after = (100 * value for value in found["quality"][found["leading"]])
+        low, high = (100 * end for end in found["intervals"][found["leading"]]["change"])
+        lines.append(
+            [name, found["leading"], f"{found['rows']:,}", f"{before:.2f}", f"{share:.0%}",
+             f"{after:.2f}", f"{after - before:+.2f} ({low:+.2f} to {high:+.2f})", f"{100 * found['agreement']:.1f}"]
+        )  # fmt: skip
+    columns = ["model", "measure", "test rows", "unpruned", "multiplications", "compressed", "change", "agreement"]
+    return as_markdown(columns, lines)
+
+
 def main() -> None:
+    if not sys.argv[1:] and any(RUNS.glob("*/compress-*/eval/eval.json")):
+        write("results.md", "compressed", compressed())
     names = sys.argv[1:] or sorted(path.parent.name for path in RUNS.glob("*/joint"))
     for name in names:
         folder = RUNS / name / "joint"

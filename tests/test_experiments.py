@@ -10,7 +10,7 @@ import typer.main
 from greedy_gnorm.cli.app import app
 from greedy_gnorm.cli.options import read_yaml, typed_names
 from greedy_gnorm.pruning.methods import methods_named
-from greedy_gnorm.settings import COMPARING, Settings
+from greedy_gnorm.settings import COMPARING, COMPRESSING, Settings
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 FILES = sorted((EXPERIMENTS / "paper").glob("*.yaml"))
@@ -33,10 +33,15 @@ def test_an_offline_file(path):
     plan = read_yaml(path)
     trained = {"base", "epochs", "learning-rate", "seed"}
     compared = {"data", "compare", "joint"}
-    assert set(plan) - {"class", "longest", "task", "divided"} in ({*compared, *trained}, {*compared, "classifier"})
+    optional = {"class", "longest", "task", "divided", "compress"}
+    assert set(plan) - optional in ({*compared, *trained}, {*compared, "classifier"})
     for name, trajectories in (("compare", 25), ("joint", 3)):
         assert methods_named(plan[name].pop("methods"))
         assert plan[name].pop("runs") == 3
         assert plan[name].pop("trajectories") >= trajectories
         assert set(plan[name]) <= set(COMPARING)
         Settings.of(plan[name])
+    if "compress" in plan:
+        assert plan["compress"].pop("shares") == [0.5, 0.33]
+        assert set(plan["compress"]) <= set(COMPRESSING)
+        Settings.of(plan["compress"])
