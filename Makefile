@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .PHONY: setup demo test test-all check lint types bench bench-quick bench-compress bench-deployment bench-scale \
-	bench-processes bench-language pictures docs build experiments clean
+	bench-processes bench-language bench-comparison pictures docs build experiments clean
 
 setup: $(READY)
 
@@ -51,6 +51,9 @@ bench-processes: $(READY)
 
 bench-language: $(READY)
 	$(BIN)/python benchmarks/language.py $(MODEL)
+
+bench-comparison: $(READY)
+	$(BIN)/python benchmarks/comparison.py $(MODEL) $(DATA)
 
 # The pictures in the README, from docs/results.md and a run of the demo; requires chromium and chromium-driver
 pictures: $(READY)

@@ -89,16 +89,22 @@ def seconds(work: Work) -> float:
     return time.perf_counter() - start
 
 
-def ratio(work: Work, unit: Work, repeats: int = 5) -> float:
+def best_times(work: Work, unit: Work, repeats: int = 5) -> tuple[float, float]:
     """The best of several times, taken in turn: what slows the machine for a while slows both, and none is luckier."""
     work(), unit()
     pairs = [(seconds(work), seconds(unit)) for _ in range(repeats)]
-    return min(ours for ours, _ in pairs) / min(theirs for _, theirs in pairs)
+    return min(ours for ours, _ in pairs), min(theirs for _, theirs in pairs)
+
+
+def pass_times(sites: Sites, batches: Batches, repeats: int = 5) -> tuple[float, float]:
+    """Seconds of one exact scoring pass, and of a plain forward pass of the same batches."""
+    return best_times(lambda: score(sites, batches), lambda: plain_forward(sites.model, batches), repeats)
 
 
 def pass_ratio(sites: Sites, batches: Batches, repeats: int = 5) -> float:
     """One exact scoring pass in plain forward passes of the same batches."""
-    return ratio(lambda: score(sites, batches), lambda: plain_forward(sites.model, batches), repeats)
+    ours, theirs = pass_times(sites, batches, repeats)
+    return ours / theirs
 
 
 def trajectory(sites: Sites, batches: Batches, steps: int | None = None) -> tuple[float, list[float], list[int]]:
@@ -170,24 +176,36 @@ def quick() -> dict[str, Any]:
 # Growth: one thing changes at a time, at half of BERT-base's width
 
 
-def growth() -> dict[str, tuple[Sequence[int], list[float]]]:
-    """One scoring pass in plain forwards of the same batches, by tokens, sentences, layers and heads."""
+Times = list[tuple[float, float]]
+
+
+def growth() -> dict[str, tuple[Sequence[int], Times]]:
+    """Seconds of one scoring pass and of a plain forward pass, by tokens, sentences, layers and heads."""
     small: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 1536}
     one = bert(**small)
     lengths, counts = (16, 64, 128, 512), (16, 64, 256)
     layers, heads = (2, 6, 12), (3, 12, 24)
+    deep = {count: bert(num_hidden_layers=count, **small) for count in layers}
+    wide = {count: bert(num_attention_heads=count, **small) for count in heads}
     return {
-        "tokens a sentence": (lengths, [pass_ratio(one, sentences(2048 // size, size, size), 3) for size in lengths]),
-        "sentences": (counts, [pass_ratio(one, sentences(count, 10, 32), 3) for count in counts]),
-        "layers": (
-            layers,
-            [pass_ratio(bert(num_hidden_layers=count, **small), sentences(64, 10, 32), 3) for count in layers],
-        ),
-        "heads a layer": (
-            heads,
-            [pass_ratio(bert(num_attention_heads=count, **small), sentences(64, 10, 32), 3) for count in heads],
-        ),
+        "tokens a sentence": (lengths, [pass_times(one, sentences(8, size, size), 3) for size in lengths]),
+        "sentences": (counts, [pass_times(one, sentences(count, 10, 32), 3) for count in counts]),
+        "layers": (layers, [pass_times(deep[count], sentences(64, 10, 32), 3) for count in layers]),
+        "heads a layer": (heads, [pass_times(wide[count], sentences(64, 10, 32), 3) for count in heads]),
     }
+
+
+def ratios_of(times: Times) -> list[float]:
+    return [ours / theirs for ours, theirs in times]
+
+
+def exponents(grown: dict[str, tuple[Sequence[int], Times]]) -> list[list[str]]:
+    """The slope of time against size on logarithmic scales: 1 is proportional, 0 is constant."""
+    cells = []
+    for name, (sizes, times) in grown.items():
+        slopes = [np.polyfit(np.log(sizes), np.log(seconds), 1)[0] for seconds in zip(*times, strict=True)]
+        cells.append([name, *(f"{slope:.2f}" for slope in slopes)])
+    return cells
 
 
 def inexact() -> list[list[str]]:
@@ -258,10 +276,11 @@ def full() -> None:
     write(PAGE, "ratios", as_markdown(["work", "measure", "to reach", "measured"], rows))
     write(PAGE, "profile", as_markdown(["operation", "share"], profile))
     tables = [
-        as_markdown([name, *map(str, sizes)], [["ratio", *(f"{value:.2f}" for value in values)]])
-        for name, (sizes, values) in grown.items()
+        as_markdown([name, *map(str, sizes)], [["ratio", *(f"{value:.2f}" for value in ratios_of(times))]])
+        for name, (sizes, times) in grown.items()
     ]
     write(PAGE, "growth", "\n".join(tables))
+    write(PAGE, "exponents", as_markdown(["time grows with", "scoring pass", "plain forward"], exponents(grown)))
     write(PAGE, "inexact", as_markdown(["way", "tau", "at 25%", "at 50%", "at 75%", "mean", "time"], rough))
 
 
@@ -283,10 +302,10 @@ def walk() -> None:
     figure.savefig(DOCS / "figures" / "performance-walk.png", dpi=110)
 
 
-def draw(grown: dict[str, tuple[Sequence[int], list[float]]]) -> None:
+def draw(grown: dict[str, tuple[Sequence[int], Times]]) -> None:
     figure, axes = pyplot.subplots(1, 4, figsize=(13, 3.2), layout="constrained")
-    for axis, (name, (sizes, values)) in zip(axes, grown.items(), strict=True):
-        axis.plot(sizes, values, marker="o", color="#0072B2")
+    for axis, (name, (sizes, times)) in zip(axes, grown.items(), strict=True):
+        axis.plot(sizes, ratios_of(times), marker="o", color="#0072B2")
         axis.set(xlabel=name, ylim=(0, 3), xscale="log", xticks=sizes, xticklabels=[str(size) for size in sizes])
         axis.minorticks_off()
     axes[0].set_ylabel("scoring pass / plain forward")

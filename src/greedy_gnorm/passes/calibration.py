@@ -27,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.modes import evaluating, frozen
-from greedy_gnorm.model.sites import Site, Sites, Sum
+from greedy_gnorm.model.sites import Site, Sites, Sum, features
 from greedy_gnorm.passes.layers import layer_output, replace_forward
 from greedy_gnorm.tasks.task import task_of
 
@@ -203,13 +203,13 @@ class Calibration:
             self.original.model(**self.batches.items[0].inputs)
         return all(total is end for total, end in zip(sums, ends, strict=True))
 
-    def keep(self, number: int, sample: Sample) -> None:
-        """Store the sample of a batch at the last site of the present layer."""
-        self._spill[f"inputs-{number}"], self._spill[f"residuals-{number}"] = sample
+    def keep(self, site: Site, number: int, sample: Sample) -> None:
+        """Store the sample of a batch at a site of the present layer."""
+        self._spill[f"{site.kind}-inputs-{number}"], self._spill[f"{site.kind}-residuals-{number}"] = sample
 
-    def kept(self, number: int) -> Sample:
-        """The sample that was stored for a batch."""
-        return Sample(self._spill[f"inputs-{number}"], self._spill[f"residuals-{number}"])
+    def kept(self, site: Site, number: int) -> Sample:
+        """The sample that was stored for a batch at a site of the present layer."""
+        return Sample(self._spill[f"{site.kind}-inputs-{number}"], self._spill[f"{site.kind}-residuals-{number}"])
 
     def hidden(self, number: int) -> Tensor:
         """What enters the present layer of the pruned model in a batch."""
@@ -227,21 +227,28 @@ def _config(sites: Sites) -> Any:
 def _through_layers(
     sites: Sites, calibration: Calibration, lowest: int
 ) -> Iterator[tuple[Site, Iterator[tuple[Sample, Target]]]]:
-    """Every layer runs from its stored input: as far as the site to read, and to its end when its sites are fitted."""
+    """Every layer runs from its stored input: as far as the site to read, and to its end when its sites are fitted.
+
+    Sites of the layer that were fitted before need not run again as a whole: their samples are stored.
+    """
     for number, batch in enumerate(calibration.batches):
         calibration.advance(number, _received(sites, sites.layers[lowest].module, batch))
     for place, layer in enumerate(sites.layers[lowest:], start=lowest):
-        read: set[int] = set()  # the batches whose samples of the last site are stored
+        read: set[tuple[int, int]] = set()  # the sites and batches whose samples are stored
         for site in layer.sites:
 
             def samples(
-                site: Site = site, place: int = place, read: set[int] = read
+                site: Site = site, place: int = place, read: set[tuple[int, int]] = read
             ) -> Iterator[tuple[Sample, Target]]:
+                *_, last = own = sites.layers[place].sites
                 for number, batch in enumerate(calibration.batches):
-                    sample = _layer_sample(sites, site, place, batch, calibration.hidden(number))
-                    if site is sites.layers[place].sites[-1] and calibration.layers_end_with_sums:
-                        calibration.keep(number, sample)
-                        read.add(number)
+                    with ExitStack() as stack:
+                        for each in (each for each in own if (each.index, number) in read and each is not site):
+                            stack.enter_context(_from_inputs(each, batch, calibration.kept(each, number).inputs))
+                        sample = _layer_sample(sites, site, place, batch, calibration.hidden(number))
+                    if site is not last or calibration.layers_end_with_sums:
+                        calibration.keep(site, number, sample)
+                        read.add((site.index, number))
                     yield sample, calibration.target(site, number)
 
             yield site, samples()
@@ -249,14 +256,35 @@ def _through_layers(
         if not highest or calibration.classifier is not None:
             for number, batch in enumerate(calibration.batches):
                 hidden = calibration.hidden(number)
-                if number in read:
-                    hidden = _end_of_layer(layer.sites[-1], batch, hidden, calibration.kept(number))
+                if (layer.sites[-1].index, number) in read:
+                    sample = calibration.kept(layer.sites[-1], number)
+                    hidden = _end_of_layer(layer.sites[-1], batch, hidden, sample)
                 else:
                     hidden = _run_layer(sites, place, batch, hidden, lambda hidden, layer: layer(hidden))
                 if not highest and sites.family.between(_config(sites)):
                     with _standing_in(sites, place + 1, hidden):
                         hidden = _received(sites, sites.layers[place + 1].module, batch)
                 calibration.advance(number, hidden)
+
+
+@contextmanager
+def _from_inputs(site: Site, batch: Batch, inputs: Tensor) -> Iterator[None]:
+    """A site runs from what its output map receives at real tokens; its input maps return zeros, which nothing reads."""
+
+    def zeros(width: int) -> Callable[[Tensor], Tensor]:
+        return lambda given: given.new_zeros((*given.shape[:-1], width))
+
+    def output(given: Tensor) -> Tensor:
+        known = torch.zeros_like(given)
+        known[batch.real_tokens(given.shape[1]).bool()] = inputs
+        return own(known)
+
+    own = site.output.forward
+    with ExitStack() as stack:
+        for linear in site.inputs.values():
+            stack.enter_context(replace_forward(linear, zeros(features(linear)[1])))
+        stack.enter_context(replace_forward(site.output, output))
+        yield
 
 
 def _end_of_layer(site: Site, batch: Batch, hidden: Tensor, sample: Sample) -> Tensor:
