@@ -102,6 +102,7 @@ RUN: dict[str, Any] = {
     "result?": {
         "solution": _count,
         "quality?": {"*": [_number]},
+        "distilled?": {"steps": _count, "quality": {"*": _pair}},
         "latency?": [
             {
                 "runtime": _word,
