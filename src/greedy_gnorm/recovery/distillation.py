@@ -88,6 +88,8 @@ class Distillation:
         convert(sites.model, first.device, torch.promote_types(first.dtype, torch.float32))
         self._warn_of_many_repeats()
         parameters, order = trained_parameters(sites.model), self.order()
+        for parameter in parameters.values():
+            parameter.data = parameter.data.clone()  # maps that were fitted may share biases with the unpruned model
         training = _Training(parameters, self.state(sites), kept)
         with torch.enable_grad(), _only(sites.model, parameters), phase("Distilling", self.steps, "step") as work:
             work.done = training.resume()
@@ -146,7 +148,7 @@ class Targets:
                     if not task_of(original.model).gives_chances:
                         outputs.add(target.outputs[None])
                     tokens[number] = target.states.shape[1]
-        self._tokens = add_up(tokens).tolist()
+        self._tokens: list[float] = add_up(tokens).tolist()
         self._variances = states.variances()
         self._scale = 1 / TEMPERATURE**2 if task_of(original.model).gives_chances else float(outputs.variances())
 
@@ -159,8 +161,8 @@ class Targets:
         target = Target(self._spill[f"outputs-{number}"], self._spill[f"states-{number}"])
         divergences = task.row_divergences(outputs, target.outputs, part, TEMPERATURE)
         errors = (states - target.states.to(states)).square().sum((1, 2)) / self._tokens[number]  # (layers,)
-        total: Tensor = divergences.sum() / len(self._whole[number]) / self._scale
-        return total + (errors / self._variances.to(errors)).mean()
+        divergence = divergences.sum() / len(self._whole[number]) / self._scale
+        return divergence + (errors / self._variances.to(errors)).mean()
 
 
 class Spread:
