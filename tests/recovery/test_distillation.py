@@ -263,6 +263,19 @@ def test_an_interrupted_training_ends_with_the_same_bits(saved_every, tmp_path, 
     assert same(weights(last.model), weights(whole.model))
 
 
+def test_an_interruption_before_the_first_step_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(self, *given):
+        raise KeyboardInterrupt
+
+    model, kept = tiny_model("bert"), KeptTraining(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Targets, "loss", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            distillation_of(model)(cut(model), kept)
+    assert not list(tmp_path.iterdir())
+    distillation_of(model)(cut(model), kept)
+
+
 def no_hooks(model):
     return not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 

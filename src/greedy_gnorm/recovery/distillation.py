@@ -225,8 +225,8 @@ class _Training:
         return loss
 
     def save(self, step: int) -> None:
-        """Keep the present state, after so many steps."""
-        if self._kept is not None and is_first():
+        """Keep the present state, after so many steps, if any."""
+        if step and self._kept is not None and is_first():
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self._tensors().items()}
             self._kept.save(self._state, step, tensors)
 
