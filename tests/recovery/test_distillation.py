@@ -20,6 +20,7 @@ from greedy_gnorm.data.batches import ready_batches
 from greedy_gnorm.errors import NonFiniteScore
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.surgery import remove
+from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.records.training import TRAINING_FILE, KeptTraining
 from greedy_gnorm.recovery import distillation
 from greedy_gnorm.recovery.distillation import TEMPERATURE, Distillation, Targets, rate, trained_parameters
@@ -391,6 +392,16 @@ def test_quality_before_and_after_training_is_recorded_and_shown(finished, folde
     assert sentence in (folder / "run" / "model" / "README.md").read_text()
     assert sentence in (folder / "run" / "report.html").read_text()
     assert not (folder / "run" / TRAINING_FILE).exists()
+
+
+@pytest.mark.parametrize("distilled", [{"steps": 8}, {"steps": 8, "quality": {"loss": [1.0, 2.0]}}, "yes"])
+def test_a_damaged_record_of_the_training_is_refused(distilled, finished, folder, tmp_path):
+    header = json.loads((folder / "run" / "run.json").read_text())
+    header["result"]["distilled"] = distilled
+    (tmp_path / "run.json").write_text(json.dumps(header))
+    (tmp_path / "journal.jsonl").write_bytes((folder / "run" / "journal.jsonl").read_bytes())
+    with pytest.raises(gg.RunFolderError, match=r"distilled|the measures of quality after training are loss"):
+        Journal.read(tmp_path)
 
 
 def test_any_step_can_be_taken_out(finished, folder):
