@@ -116,8 +116,9 @@ def _class_logits(model: nn.Module, batch: Batch) -> Tensor:
     needs_reference=True,
 )
 def kl(model: nn.Module, batch: Batch) -> Tensor:
+    logits = _class_logits(model, batch)
     assert batch.reference is not None
-    return task_of(model).row_divergences(_class_logits(model, batch), batch.reference, batch)
+    return task_of(model).row_divergences(logits, batch.reference, batch)
 
 
 def with_reference(model: nn.Module, batches: Batches) -> Batches:
