@@ -59,7 +59,7 @@ def fit_again(model: str, times: int, folder: Path) -> None:
     unpruned, tokenizer = load_inputs(model, None, settings, units_of(journal.header))
     unpruned = on_device(unpruned, settings)
     sets = load_sets(unpruned, tokenizer, DATA, TEST, settings)
-    recovery = recovery_for(resolve_method(settings)[0], unpruned, sets)
+    recovery = recovery_for(resolve_method(settings)[0], unpruned, sets, settings.recover_steps)
     fitted = at_step(unpruned, journal.steps, len(journal.steps) - 1, units_of(journal.header), recovery)
     rows = evaluation_batches(unpruned, tokenizer, task_of(unpruned), TEST, settings)
     tables = [row_statistics(find_sites(each), rows).numpy() for each in (unpruned, fitted)]

@@ -168,3 +168,54 @@ def slow_gate_gradients(model: Any, batches: list[dict[str, torch.Tensor]]) -> l
             found = sites.expand([derivatives[site.index].tolist() if site.survivors else [] for site in sites])
             results.append(as_matrix(found))
     return results
+
+
+def slow_distillation_loss(
+    model: Any, original: Any, sequences: list[list[dict[str, torch.Tensor]]], outputs: Any, temperature: float
+) -> torch.Tensor:
+    """The loss of a batch whose rows are lists of sequences, each alone and without padding.
+
+    A temperature of 0 stands for outputs that are no logits.
+
+    `outputs(found)` makes the outputs of a row, a list of vectors, from what the model returns for its sequences.
+    """
+    errors, values, before = [], [], []
+    for row in sequences:
+        (ours, states), (theirs, unpruned) = (_found(each, row) for each in (model, original))
+        errors.append(torch.cat([each - other for each, other in zip(states, unpruned, strict=True)], dim=1))
+        before.append(torch.cat(unpruned, dim=1))
+        values.append(list(zip(outputs(ours), outputs(theirs), strict=True)))
+    whole = torch.cat(before, dim=1)  # (layers, N, d)
+    spread = (whole - whole.mean(1, keepdim=True)).square().sum(-1).mean(1)
+    hidden = (torch.cat(errors, dim=1).square().sum(-1).mean(1) / spread).mean()
+    if temperature:
+        rows = [sum(_kl(*(each / temperature for each in pair)) for pair in row) / len(row) for row in values]
+        return temperature**2 * sum(rows) / len(rows) + hidden
+    ours, theirs = (torch.stack([torch.stack(row) for row in side]) for side in _sides(values))  # (rows, 1, d)
+    return (ours - theirs).square().sum() / (theirs - theirs.mean(0)).square().sum() + hidden
+
+
+def _found(model: Any, row: list[dict[str, torch.Tensor]]) -> tuple[list[Any], list[torch.Tensor]]:
+    """What the model returns for each sequence, and the states after each layer, (layers, T, d)."""
+    states: list[list[torch.Tensor]] = []
+
+    def note(module: Any, given: Any, result: Any) -> None:
+        states[-1].append(result[0] if isinstance(result, tuple) else result)
+
+    hooks = [layer.module.register_forward_hook(note) for layer in find_sites(model).layers]
+    found = []
+    for sequence in row:
+        states.append([])
+        found.append(model(**sequence))
+    for hook in hooks:
+        hook.remove()
+    return found, [torch.cat(each) for each in states]
+
+
+def _kl(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    p, q = theirs.exp() / theirs.exp().sum(), ours.exp() / ours.exp().sum()
+    return (p * (p / q).log()).sum()
+
+
+def _sides(values: Any) -> Any:
+    return ([[pair[side] for pair in row] for row in values] for side in (0, 1))

@@ -34,11 +34,12 @@ from greedy_gnorm.pruning.run import OnStep, Run, at_step, units_of
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
 from greedy_gnorm.records.kept import keeping_scores
+from greedy_gnorm.records.training import KeptTraining
 from greedy_gnorm.records.unpruned import load_unpruned, unpruned_source
-from greedy_gnorm.runs import perform, recovery_of
+from greedy_gnorm.runs import perform, recovery_of, trained_step
 from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SCORING, Settings
 from greedy_gnorm.tasks.objectives import OBJECTIVES
-from greedy_gnorm.tasks.task import task_of, uses_own_labels
+from greedy_gnorm.tasks.task import measure_of, task_of, uses_own_labels
 from greedy_gnorm.units import Scores, removed_by
 
 
@@ -162,6 +163,7 @@ def prune(
     recompute: int | None = None,
     group_queries: str | None = None,
     recover: str | None = None,
+    recover_steps: int = 300,
     labels: str = "data",
     stride: int | None = None,
     calibration_tokens: int = 65536,
@@ -212,7 +214,9 @@ def prune(
         group_queries: What a head is where several query heads share a key and a value: "whole", such a group, or
             "each", one query head of each group of the layer. Default: "whole", or as the model was pruned before.
         recover: How quality is recovered after each step: "least-squares" fits the output projections, "gates" fits one
-            factor for each unit, "none" does nothing. Default: the method's own.
+            factor for each unit, "none" does nothing. "distill" fits like "least-squares" and trains the chosen model
+            at the end, towards the unpruned one. Default: the method's own.
+        recover_steps: Steps of training, if `recover` is "distill".
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
             labels is enough; quality is then the agreement with the unpruned model.
         stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).
@@ -269,6 +273,7 @@ def compress(
     group_queries: str | None = None,
     units: str | None = None,
     recover: str | None = None,
+    recover_steps: int = 300,
     labels: str = "data",
     stride: int | None = None,
     calibration_tokens: int = 65536,
@@ -328,7 +333,9 @@ def compress(
             "each", one query head of each group of the layer. Default: "whole", or as the model was pruned before.
         units: What is removed: "heads", feed-forward neurons ("ffn") or "both".
         recover: How quality is recovered after each step: "least-squares" fits the output projections, "gates" fits one
-            factor for each unit, "none" does nothing. Default: the method's own.
+            factor for each unit, "none" does nothing. "distill" fits like "least-squares" and trains the chosen model
+            at the end, towards the unpruned one. Default: the method's own.
+        recover_steps: Steps of training, if `recover` is "distill".
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
             labels is enough; quality is then the agreement with the unpruned model.
         stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).
@@ -402,13 +409,15 @@ def take_step(
     steps = [replace(each, stop=None) for each in journal.steps[: step + 1]]
     steps[-1] = replace(steps[-1], stop=f"step {step} of {last}, taken from {folder}")
     settings = Settings.of(schema.complete_settings(journal.header["config"]))
-    units, recovery = units_of(journal.header), recovery_of(journal, whole, tokenizer, settings)
-    pruned = at_step(whole, steps, step, units, recovery)
+    recovery, evaluation = recovery_of(journal, whole, tokenizer, settings)
     header = {name: value for name, value in journal.header.items() if name != "result"}
     header["taken"] = {"run": str(folder), "step": step}
     with open_journal(Path(out), header, resume=_half_taken(Path(out))) as taken:
         for each in steps[len(taken.steps) :]:
             taken.append(each)
+        kept = KeptTraining(taken.folder)
+        pruned = at_step(whole, steps, step, units_of(header), recovery, kept)
+        solution = trained_step(steps[-1], pruned, recovery, evaluation, settings, measure_of(header).name)
         with phase("Measuring speed"):
             times = torch_latencies(whole, pruned) if latency else []
         result = journal.header.get("result", {})
@@ -416,11 +425,12 @@ def take_step(
         test = result.get("test") if step == result.get("solution") else None
         why = f"taken from {folder}, which has {last} steps"
         run = Run(
-            steps, steps[-1], pruned, tokenizer, taken.header, whole, times, recovery, test, offered, why=why
+            steps, solution, pruned, tokenizer, taken.header, whole, times, recovery, test, offered, why=why
         )  # fmt: skip
         from greedy_gnorm.report.outcome import write_outcome  # loads matplotlib, which only this needs
 
         write_outcome(run, taken, format)
+        kept.clear()
     return run
 
 

@@ -18,14 +18,14 @@ from greedy_gnorm.errors import GnormError
 from greedy_gnorm.model.checkpoint import check_format
 from greedy_gnorm.model.modes import convert, gradient_mode_restored
 from greedy_gnorm.model.sites import find_sites
-from greedy_gnorm.passes.evaluation import row_statistics, tested
+from greedy_gnorm.passes.evaluation import judge, row_statistics, tested, with_predictions
 from greedy_gnorm.passes.predictions import MOST_EXAMPLES, compared_predictions
-from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks, world_size
+from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks, shard, world_size
 from greedy_gnorm.passes.speed import SHAPES, possible
 from greedy_gnorm.phases import counted, phase
 from greedy_gnorm.pruning.choices import Choice, choose
 from greedy_gnorm.pruning.costs import Times, parsed_shape
-from greedy_gnorm.pruning.methods import resolve_method
+from greedy_gnorm.pruning.methods import DISTILL, resolve_method
 from greedy_gnorm.pruning.prepare import (
     device_for,
     dtype_for,
@@ -38,9 +38,10 @@ from greedy_gnorm.pruning.run import OnStep, Run, at_step, sites_of, units_of, w
 from greedy_gnorm.records.header import check_processes_agree, run_header, sources_of
 from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_header
 from greedy_gnorm.records.kept import KeptScoring
+from greedy_gnorm.records.training import KeptTraining
 from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.settings import Settings
-from greedy_gnorm.tasks.task import measure_of, task_of
+from greedy_gnorm.tasks.task import measure_of, task_of, uses_own_labels
 from greedy_gnorm.units import Latency, Measure, Step
 
 
@@ -106,14 +107,17 @@ def perform(
         choices = choose(steps, measure_of(header), evaluation.data_rows, fastest=budgeted)
         if timed and is_first():
             choices = _timed_choices(choices, unpruned, steps, given, units, {chosen: latencies})
-        pruned = at_step(unpruned, steps, chosen, units, recovery)
+        kept = None if journal is None else KeptTraining(journal.folder)
+        pruned = at_step(unpruned, steps, chosen, units, recovery, kept)
+        solution = trained_step(steps[chosen], pruned, recovery, evaluation, given, measure_of(header).name)
         if recovery is not None:
             recovery.calibration.clear()  # gigabytes on disk, and computed again when another step is rebuilt
         tests, predictions = (None, None) if test is None else _tested(unpruned, pruned, test, given)
         if not task_of(pruned).own_labels:  # how much each of those measures falls is known to differ
-            _warn_of_other_losses(tests, steps, chosen, measure_of(header), classes=bool(task_of(pruned).classes))
+            sides = [steps[0], solution]
+            _warn_of_other_losses(tests, sides, 1, measure_of(header), classes=bool(task_of(pruned).classes))
         run = Run(
-            steps, steps[chosen], pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices, predictions,
+            steps, solution, pruned, tokenizer, header, unpruned, latencies, recovery, tests, choices, predictions,
             why,
         )  # fmt: skip
         if journal is None:
@@ -121,6 +125,7 @@ def perform(
         from greedy_gnorm.report.outcome import write_outcome  # loads matplotlib, which only this needs
 
         write_outcome(run, journal, format)
+        KeptTraining(journal.folder).clear()
         if push_to_hub is not None:
             hub.push(journal.folder / "model", push_to_hub)
         return run
@@ -216,19 +221,41 @@ def _shapes(given: Settings) -> tuple[tuple[int, int], ...]:
     return (*SHAPES, (rows, tokens or SHAPES[-1][1]))
 
 
-def recovery_of(journal: Journal, model: Any, tokenizer: Any, settings: Settings) -> Recovery | None:
-    """What a recorded run fitted its output maps with: its calibration rows are read again, and must be the same."""
+def trained_step(
+    step: Step, model: Any, recovery: Recovery | None, evaluation: Batches | None, given: Settings, measure: str
+) -> Step:
+    """A step with the quality of its model after training, in the precision of the run; itself if none took place."""
+    if recovery is None or recovery.training is None or not find_sites(model).removed():
+        return step
+    assert evaluation is not None
+    sites = find_sites(convert(copy.deepcopy(model), device_for(given), dtype_for(model, given)))
+    found = judge(sites, shard(evaluation), measure)
+    return replace(step, quality=found.quality, interval=found.interval, right=found.right)
+
+
+def recovery_of(
+    journal: Journal, model: Any, tokenizer: Any, settings: Settings
+) -> tuple[Recovery | None, Batches | None]:
+    """What a recorded run recovered its quality with, and the rows that a trained step is judged on.
+
+    The rows are read again, and must be the same.
+    """
     method, _, _ = resolve_method(settings)
     if method.recover == "none":
-        return None
+        return None, None
     described = journal.header["data"]
     if any(part.get("in_memory") for part in described.values()):
         raise GnormError(f"The run in {journal.folder} was given rows in Python: take its steps with run.at(step).")
     sets = load_sets(model, tokenizer, *sources_of(journal.header), settings)
-    if sets[CALIBRATION].fingerprint != described[CALIBRATION]["fingerprint"]:
-        raise GnormError(
-            f"{described[CALIBRATION]['source']} has changed since the run in {journal.folder} was calibrated on it."
-        )
+    used = {CALIBRATION: "calibrated", **({EVALUATION: "evaluated"} if method.recover == DISTILL else {})}
+    for use, done in used.items():
+        if sets[use].fingerprint != described[use]["fingerprint"]:
+            raise GnormError(
+                f"{described[use]['source']} has changed since the run in {journal.folder} was {done} on it."
+            )
     device = device_for(settings)
-    rows = {CALIBRATION: sets[CALIBRATION].to(device)}
-    return recovery_for(method, convert(copy.deepcopy(model), device, dtype_for(model, settings)), rows)
+    rows = {use: sets[use].to(device) for use in used}
+    worked = convert(copy.deepcopy(model), device, dtype_for(model, settings))
+    if EVALUATION in rows and uses_own_labels(task_of(model), settings):
+        rows[EVALUATION] = with_predictions(worked, rows[EVALUATION])
+    return recovery_for(method, worked, rows, settings.recover_steps), rows.get(EVALUATION)

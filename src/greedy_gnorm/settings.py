@@ -195,12 +195,14 @@ class Settings(BaseModel):
     units: Literal["heads", "ffn", "both"] | None = _setting(
         None, "What is removed: heads, feed-forward neurons (ffn) or both. Default: the method's own.", UNITS
     )
-    recover: Literal["none", "least-squares", "gates"] | None = _setting(
+    recover: Literal["none", "least-squares", "gates", "distill"] | None = _setting(
         None,
         "How quality is recovered after units are removed: by fitting output projections and the classifier "
-        "(least-squares), by one factor for each unit (gates), or none. Default: the method's own.",
-        "'none', 'least-squares' or 'gates'",
+        "(least-squares), also by training the chosen model towards the unpruned one at the end (distill), by one "
+        "factor for each unit (gates), or none. Default: the method's own.",
+        "'none', 'least-squares', 'gates' or 'distill'",
     )
+    recover_steps: Positive = _setting(300, "Steps of training, with --recover distill.")
     labels: Literal["data", "own"] = _setting(
         "data",
         "Labels to score with: those of the data, or the model's own (own), drawn from its predictions, so that text "
@@ -305,11 +307,11 @@ COMPRESSING = tuple(name for name in SETTINGS if name not in (*_ONLY_PRUNING, *_
 """The settings of `compress`."""
 _NOT_FOR_SCORING = (
     "method", "stop", "metric", "eval_samples", "protect", "min_heads", "heads_per_step", "recompute", "cache_memory",
-    "recover", "calibration_tokens", "examples",
+    "recover", "recover_steps", "calibration_tokens", "examples",
 )  # fmt: skip
 SCORING = tuple(name for name in (*PRUNING, "units") if name not in _NOT_FOR_SCORING)
 """The settings of `score`."""
-_NOT_FOR_COMPARING = ("method", "stop", "device_map", "recover", "examples")
+_NOT_FOR_COMPARING = ("method", "stop", "device_map", "recover", "recover_steps", "examples")
 COMPARING = tuple(name for name in (*PRUNING, "rounds", *_ONLY_COMPARING) if name not in _NOT_FOR_COMPARING)
 """The settings of `compare`, which walks several methods to the end on copies of a model that fits one device."""
 EVALUATING = (

@@ -42,6 +42,7 @@ from greedy_gnorm.passes.processes import (  # noqa: E402
     world_size,
 )
 from greedy_gnorm.pruning import loop  # noqa: E402
+from greedy_gnorm.recovery import distillation  # noqa: E402
 
 LIMIT = 90
 """Seconds after which a scenario counts as hanging."""
@@ -187,9 +188,39 @@ def compressed(folder: Path) -> Any:
     return [[list(unit) for unit in step.removed] for step in run.steps]
 
 
+def distilled(folder: Path) -> Any:
+    """Gradients are sums over both processes; the second one has no row of the smallest batches."""
+    with process_group(print):
+        run = gg.compress(str(folder / "model"), str(folder / "rows.jsonl"), out=folder / "distilled", **DISTILLATION)
+    return run.summary()["distilled"]
+
+
+def distilled_further(folder: Path) -> Any:
+    """The first process has a checkpoint, the other one no such file: both go on from it."""
+    save, loss = distillation.SAVED_EVERY, distillation.Targets.loss
+    given = {"out": folder / "further", **DISTILLATION}
+
+    def interrupted(self: Any, sites: Any, number: int) -> Any:
+        interrupted.calls += 1
+        if interrupted.calls == 4:
+            raise NonFiniteScore("enough")
+        return loss(self, sites, number)
+
+    interrupted.calls, distillation.SAVED_EVERY, distillation.Targets.loss = 0, 2, interrupted
+    with process_group(print):
+        try:
+            gg.compress(str(folder / "model"), str(folder / "rows.jsonl"), **given)
+        except NonFiniteScore:
+            distillation.SAVED_EVERY, distillation.Targets.loss = save, loss
+        run = gg.compress(str(folder / "model"), str(folder / "rows.jsonl"), resume=True, **given)
+    return [interrupted.calls, *run.summary()["distilled"]["quality"]["loss"]]
+
+
 COMPRESSION = {
     "macs": 0.5, "rounds": 3, "samples": 12, "calibration_tokens": 300, "tokens_per_batch": 64, "measure_speed": False
 }  # fmt: skip
+
+DISTILLATION = {**COMPRESSION, "recover": "distill", "recover_steps": 6}
 
 COMPARISON = {
     "methods": "greedy-gnorm,ae,random", "runs": 2, "trajectories": 3, "samples": 12, "protect": [(0, 1), (0, 2)]
@@ -202,7 +233,8 @@ def inputs(folder: Path) -> list[str]:
 
 SCENARIOS = (
     exchange, large, slow, killed_while_the_first_waits, killed_while_the_first_works, first_killed, error_in_a_score,
-    error_in_a_walk, unexpected_error, interrupted, compared, compressed,
+    error_in_a_walk, unexpected_error, interrupted, compared, compressed, distilled,
+    distilled_further,
 )  # fmt: skip
 
 

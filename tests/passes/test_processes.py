@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_rows
-from passes.ranks import COMPARISON, COMPRESSION
+from conftest import tiny_batch, tiny_rows
+from passes.ranks import COMPARISON, COMPRESSION, DISTILLATION
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli.app import main
@@ -326,6 +326,26 @@ def test_a_compression_over_processes_has_the_same_order_and_weights(scenarios, 
         assert predictions[name] == alone.predictions[name]
     texts = [{row["text"] for row in each["changed"]} for each in (predictions, alone.predictions)]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.filterwarnings("ignore:The calibration rows have")
+def test_a_distillation_over_processes_has_the_same_result(scenarios, place):
+    alone = gg.compress(place / "model", place / "rows.jsonl", **DISTILLATION)
+    fitted = gg.compress(place / "model", place / "rows.jsonl", **COMPRESSION)
+    for process in scenarios["distilled"]:
+        assert process["code"] == 0, process["err"]
+        for name, values in alone.summary()["distilled"]["quality"].items():
+            assert process["value"]["quality"][name] == pytest.approx(values, abs=1e-5)
+    together, inputs = gg.load(place / "distilled" / "model"), tiny_batch()
+    inputs.pop("labels")
+    with torch.no_grad():
+        ours, theirs, before = (model(**inputs).logits for model in (together, alone.model, fitted.model))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    assert (before - theirs).abs().max() > 1e-3
+    first, second = (process["value"] for process in scenarios["distilled_further"])
+    assert first == second, "both processes end with the same weights"
+    assert first[0] == 4
+    assert first[1:] == pytest.approx(alone.summary()["distilled"]["quality"]["loss"], abs=1e-5)
 
 
 def test_where_all_walks_begin_and_end_is_measured_once(scenarios):

@@ -25,6 +25,7 @@ from greedy_gnorm.report.compression import cost_part, is_compression, kept_unit
 from greedy_gnorm.report.tables import (
     LATENCY_COLUMNS,
     choices_table,
+    distilled_text,
     in_words,
     latency_cells,
     megabytes,
@@ -86,6 +87,8 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
         out.print(f"The run ended after step {last}: {run.reason}.", highlight=False, soft_wrap=True)
     if not run.removed:
         out.print("No step was better than keeping every head: the saved model is the original one.", highlight=False)
+    if run.distilled is not None:
+        out.print(distilled_text(run.distilled, run.measure), highlight=False, soft_wrap=True)
     show_table(*quality_table(run))
     before, after = summary["parameters"]
     cells = [["parameters", f"{before:,}", f"{after:,}", f"{after / before - 1:+.1%}"]]
@@ -130,7 +133,7 @@ def quality_table(run: Run) -> tuple[list[str], list[list[str]]]:
         leads = name == run.measure.name
         before, after = (step.quality[name] for step in sides)
         intervals = [step.interval if leads else None for step in sides]
-        change = change_of(run.steps, run.solution.step, rows) if leads else None
+        change = change_of(sides, 1, rows) if leads else None
         cells.append(
             [name, *map(with_interval, (before, after), intervals), with_interval(after - before, change, "+")]
         )

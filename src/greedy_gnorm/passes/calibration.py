@@ -220,6 +220,21 @@ class Calibration:
         self._spill[f"hidden-{number}"] = hidden
 
 
+def outputs_and_states(sites: Sites, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The model's outputs for a batch, and what its layers return at real tokens, (layers, N, d).
+
+    A layer that runs several times has a place for each application.
+    """
+    last = {site.layer: site for site in sites}
+    ends = [layer.module for layer in sites.layers] or [_sum_of(site).module for site in last.values()]
+    states: list[Tensor] = []
+    with ExitStack() as stack:
+        for module in ends:
+            stack.enter_context(_after(module, states.append))
+        outputs = task_of(sites.model).outputs(sites.model, batch)
+    return outputs, torch.stack([_rows(batch, [state]) for state in states])
+
+
 def _config(sites: Sites) -> Any:
     return sites.model.config
 

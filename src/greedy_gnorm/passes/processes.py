@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from greedy_gnorm.data.batches import Batches
+from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import INTERRUPTED, GnormError, Interrupted, ProcessGone, ShownElsewhere
 from greedy_gnorm.passes.peers import LAUNCHER, RESUME, Coordinator, Peers, launched
 
@@ -138,6 +138,37 @@ def gather_tensors(tensor: Tensor) -> list[Tensor]:
     return [flat.view(shape) for flat, shape in zip(_gather_flat(tensor.flatten()), shapes, strict=True)]
 
 
+def add_up(tensor: Tensor) -> Tensor:
+    """The sum of the tensors of all processes, which have one shape; every process gets the same bits."""
+    if world_size() == 1:
+        return tensor
+    _peers().wait()
+    total = tensor.detach().to("cuda" if distributed.get_backend() == "nccl" else "cpu", copy=True)
+    try:
+        distributed.all_reduce(total)
+    except RuntimeError as error:
+        raise _gone() from error
+    return total.to(tensor.device)
+
+
+def shard_rows(batch: Batch) -> Batch:
+    """The rows of a batch that are this process's: every `world_size`-th one, or none where there are too few."""
+    if world_size() == 1:
+        return batch
+    places = range(rank(), len(batch), world_size())
+
+    def own(value: Any) -> Any:
+        return value[rank() :: world_size()] if isinstance(value, Tensor) and len(value) == len(batch) else value
+
+    return replace(
+        batch,
+        rows=tuple(batch.rows[place] for place in places),
+        notes=tuple(batch.notes[place] for place in places) if batch.notes else (),
+        inputs={name: own(tensor) for name, tensor in batch.inputs.items()},
+        **{name: own(value) for name, value in vars(batch).items() if isinstance(value, Tensor)},
+    )
+
+
 def gather_rows(tables: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> Tensor:
     """One table with the rows of all processes in order, from tables (rows, S) and the numbers of their rows."""
     own = torch.cat(list(tables)) if tables else torch.zeros(0, 0, dtype=torch.float64)
@@ -183,9 +214,14 @@ def _gather_flat(values: Tensor) -> list[Tensor]:
         found = [torch.zeros(longest, dtype=values.dtype, device=device) for _ in range(size)]
         distributed.all_gather(found, torch.nn.functional.pad(values, (0, longest - len(values))).to(device))
     except RuntimeError as error:
-        known = None if _connected is None else _connected[1].failure_within(5)
-        raise ProcessGone(known or f"Another process is gone. {RESUME}") from error
+        raise _gone() from error
     return [each[: int(length)].cpu() for each, length in zip(found, lengths, strict=True)]
+
+
+def _gone() -> ProcessGone:
+    """What to raise when an exchange failed: why, as soon as that is known."""
+    known = None if _connected is None else _connected[1].failure_within(5)
+    return ProcessGone(known or f"Another process is gone. {RESUME}")
 
 
 _connected: tuple[Any, Peers] | None = None

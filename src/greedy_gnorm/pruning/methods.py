@@ -16,6 +16,7 @@ from greedy_gnorm.tasks.task import check_metric
 GREEDY, RANDOM, JOINT, JOINT_RANDOM = "greedy-gnorm", "random", "joint-refit", "joint-random"
 RANDOMS = (RANDOM, JOINT_RANDOM)
 """The methods of which a comparison shows many trajectories."""
+LEAST_SQUARES, DISTILL = "least-squares", "distill"
 EVERY_STEP = 1
 NEVER = 0
 
@@ -25,7 +26,8 @@ class Method:
     """`recompute` is the number of steps between scorings: 1 for every step, 0 for once, on the unpruned model.
 
     A method of `heads` removes so many `heads_per_step`. Any other one works in rounds towards a budget, removing the
-    units with the lowest scores per cost. `recover` says how quality is recovered after each step.
+    units with the lowest scores per cost. `recover` says how quality is recovered: by fitting after each step, or also
+    by training the chosen model at the end.
     """
 
     score: str
@@ -39,6 +41,11 @@ class Method:
     def in_rounds(self) -> bool:
         """Whether the method works towards a budget, in rounds."""
         return self.units != "heads"
+
+    @property
+    def fit(self) -> str:
+        """How a step is fitted; training comes after least squares."""
+        return LEAST_SQUARES if self.recover == DISTILL else self.recover
 
     def scores_at(self, step: int) -> bool:
         """Whether scores are recomputed at this step (the first is 1)."""
@@ -68,7 +75,7 @@ for _name in SCORES:
         METHODS.add(_name, Method(_name, NEVER))
         METHODS.add(f"{_name}-greedy", Method(_name, EVERY_STEP))
 
-METHODS.add(JOINT, Method("fisher", EVERY_STEP, units="both", recover="least-squares"))
+METHODS.add(JOINT, Method("fisher", EVERY_STEP, units="both", recover=LEAST_SQUARES))
 METHODS.add("joint-gates", Method("fisher", EVERY_STEP, units="both", recover="gates"))
 METHODS.add("joint-rounds", Method("fisher", EVERY_STEP, units="both"))
 METHODS.add("joint-one-shot", Method("fisher", NEVER, units="both"))
@@ -122,6 +129,8 @@ def resolve_method(given: Settings) -> tuple[Method, Score, Objective]:
         )
     if method.recover != "none" and given.device_map is not None:
         raise GnormError("device_map can't be combined with recover: fitting needs the whole model on one device.")
+    if method.recover != DISTILL and given.recover_steps != Settings.model_fields["recover_steps"].default:
+        raise GnormError("recover_steps are those of a distillation: set recover to 'distill' (--recover distill).")
     return method, score, objective
 
 

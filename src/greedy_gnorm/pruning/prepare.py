@@ -38,8 +38,9 @@ from greedy_gnorm.phases import phase
 from greedy_gnorm.pruning.budget import Budget, parse_budget
 from greedy_gnorm.pruning.costs import Costs, Times, measured_times, shape_for
 from greedy_gnorm.pruning.loop import Plan, Protection
-from greedy_gnorm.pruning.methods import METHODS, Method, resolve_method
+from greedy_gnorm.pruning.methods import DISTILL, METHODS, Method, resolve_method
 from greedy_gnorm.pruning.rules import Rules, Situation, compression_rules, parse_rules
+from greedy_gnorm.recovery.distillation import Distillation
 from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
 from greedy_gnorm.settings import TARGETS, Savings, Settings
 from greedy_gnorm.tasks.objectives import with_reference
@@ -102,7 +103,7 @@ def prepare_run(
         protection,
         costs,
         budget,
-        recovery_for(method, sites.model, sets),
+        recovery_for(method, sites.model, sets, settings.recover_steps),
     )
     last = TEST if TEST in sets else EVALUATION  # the rows that eval_data gives
     rows = {use: (eval_data if use == last and eval_data is not None else data, sets[use]) for use in sets}
@@ -174,13 +175,17 @@ def costs_for(
     return Costs(sites, size, shape, times)
 
 
-def recovery_for(method: Method, model: Any, sets: Mapping[str, Batches]) -> Recovery | None:
-    """What fits the output maps of the pruned model again, if anything does; the model is still unpruned."""
+def recovery_for(method: Method, model: Any, sets: Mapping[str, Batches], steps: int) -> Recovery | None:
+    """What fits the output maps of the pruned model again, if anything does, and trains it in so many steps, if asked.
+
+    The model is still unpruned.
+    """
     if method.recover == "none":
         return None
-    original = find_sites(copy_sharing_weights(model))
-    warn_of_few_tokens(sets[CALIBRATION], max(len(site.survivors) * site.output_size for site in original))
-    return Recovery(method.recover, SOLVERS[method.recover], Calibration(original, shard(sets[CALIBRATION])))
+    rows, original = sets[CALIBRATION], find_sites(copy_sharing_weights(model))
+    warn_of_few_tokens(rows, max(len(site.survivors) * site.output_size for site in original))
+    training = Distillation(original, rows, steps) if method.recover == DISTILL else None
+    return Recovery(method.fit, SOLVERS[method.fit], Calibration(original, shard(rows)), training=training)
 
 
 def load_inputs(model: Any, tokenizer: Any, given: Settings, units: str = "heads") -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ from greedy_gnorm.model.sizes import Counts, module_counts
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.pruning.choices import Choice, step_named
 from greedy_gnorm.pruning.loop import Plan, prune_steps
+from greedy_gnorm.recovery.distillation import Checkpoint
 from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.shown import Shown
 from greedy_gnorm.tasks.task import measure_of
@@ -63,11 +64,17 @@ def walk(
 
 
 def at_step(
-    model: Any, steps: Sequence[Step], step: int, units: str = "heads", recovery: Recovery | None = None
+    model: Any,
+    steps: Sequence[Step],
+    step: int,
+    units: str = "heads",
+    recovery: Recovery | None = None,
+    kept: Checkpoint | None = None,
 ) -> Any:
     """A copy of the unpruned model without the units that the steps up to this one removed, fitted if they were.
 
-    The output maps are fitted in the precision of the run, and stored in that of the model.
+    The output maps are fitted in the precision of the run, and stored in that of the model. If the run trains its
+    result, this one is trained too; an interrupted training is `kept`.
     """
     if not 0 <= step < len(steps):
         raise GnormError(f"There is no step {step}: the run has steps 0 to {len(steps) - 1}.")
@@ -77,6 +84,9 @@ def at_step(
         stored, worked = next(model.parameters()), next(recovery.calibration.original.model.parameters())
         convert(pruned, worked.device, worked.dtype)
         recovery(find_sites(pruned))
+        if recovery.training is not None:
+            recovery.calibration.clear()  # gigabytes on disk
+            recovery.training(find_sites(pruned), kept)
         convert(pruned, stored.device, stored.dtype)
     return pruned.eval()
 
@@ -87,7 +97,7 @@ class Run(Shown):
 
     `test` is the quality on rows that no decision was made on, `offered` the steps that a user may prefer,
     `predictions` what both models predict on the test rows, where they predict classes, `why` what distinguishes the
-    chosen step.
+    chosen step. If the run trains its result, the quality of `solution` is that after training.
     """
 
     steps: list[Step]
@@ -117,6 +127,9 @@ class Run(Shown):
         if first.cost.multiplications and chosen.cost.multiplications:
             size += f", {chosen.cost.multiplications / first.cost.multiplications:.1%} of the multiplications"
         yield "size", size
+        if self.distilled is not None:
+            fitted, trained = self.distilled["quality"][name]
+            yield "trained", f"{self.distilled['steps']:,} steps of distillation, {_change(name, fitted, trained)}"
         rows = self.header["data"]["evaluation"]["rows"]
         yield "quality", f"{_change(name, self.measure.of(first), self.measure.of(chosen))} on {rows:,} choosing rows"
         if self.test is not None:
@@ -162,6 +175,15 @@ class Run(Shown):
         return self.steps[-1].stop or "unfinished"
 
     @property
+    def distilled(self) -> dict[str, Any] | None:
+        """The steps of training, and the quality on the choosing rows before and after it, if there was any."""
+        fitted = self.steps[self.solution.step]
+        if self.recovery is None or self.recovery.training is None or not self.removed:
+            return None
+        quality = {name: [fitted.quality[name], self.solution.quality[name]] for name in fitted.quality}
+        return {"steps": self.recovery.training.steps, "quality": quality}
+
+    @property
     def counts(self) -> tuple[Counts, Counts]:
         """Parameters by module, before and after pruning."""
         return module_counts(self.unpruned), module_counts(self.model)
@@ -185,12 +207,14 @@ class Run(Shown):
         }
 
     def _further(self) -> dict[str, Any]:
-        """What only some runs have: multiplications, expected times, the final test, choices."""
+        """What only some runs have: multiplications, expected times, training, the final test, choices."""
         costs = self.steps[0].cost, self.solution.cost
         found: dict[str, Any] = {}
         for name in ("multiplications", "milliseconds"):
             if getattr(costs[0], name) is not None:
                 found[name] = [getattr(cost, name) for cost in costs]
+        if self.distilled is not None:
+            found["distilled"] = self.distilled
         if self.test is not None:
             found["test"] = dict(self.test)
         if self.offered:

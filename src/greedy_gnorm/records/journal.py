@@ -168,12 +168,17 @@ def identity(header: Mapping[str, Any]) -> dict[str, Any]:
     """What makes two runs the same: settings, weights and rows, but not paths, versions, devices or memory."""
     settings = {**header["config"], **schema.complete_settings(header["config"])}
     return {
-        **{name: value for name, value in settings.items() if name not in RESOURCES},
+        **{name: value for name, value in settings.items() if name not in RESOURCES or _trains_on(name, settings)},
         "model": header["model"]["weights"],
         "model configuration": header["model"].get("configuration"),
         **{f"{name} rows": part["fingerprint"] for name, part in header["data"].items()},
         "taken": header.get("taken"),
     }
+
+
+def _trains_on(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether the weights depend on this resource: a training takes a step after each batch."""
+    return name == "tokens_per_batch" and settings["recover"] == "distill"
 
 
 def check_same(what: str, folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -102,6 +102,7 @@ RUN: dict[str, Any] = {
     "result?": {
         "solution": _count,
         "quality?": {"*": [_number]},
+        "distilled?": {"steps": _count, "quality": {"*": _pair}},
         "latency?": [
             {
                 "runtime": _word,
@@ -299,6 +300,8 @@ def steps_fault(header: Mapping[str, Any], steps: list[Step]) -> str | None:
     result = header.get("result", {})
     if result.get("solution", 0) >= max(len(steps), 1):
         return f"the solution is step {result['solution']}, which does not exist"
+    if steps and "distilled" in result and result["distilled"]["quality"].keys() != steps[0].quality.keys():
+        return f"the measures of quality after training are {', '.join(result['distilled']['quality'])}"
     for choice in result.get("choices", []):
         if choice["step"] >= len(steps):
             return f"the choice {choice['name']!r:.60} is step {choice['step']}, which does not exist"

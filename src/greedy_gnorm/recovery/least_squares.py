@@ -29,6 +29,7 @@ from greedy_gnorm.model.sites import Site, Sites, find_sites, weight_of
 from greedy_gnorm.passes.calibration import Calibration, Sample, Target
 from greedy_gnorm.passes.processes import gather_tensors, world_size
 from greedy_gnorm.phases import counted, phase
+from greedy_gnorm.recovery.distillation import Distillation
 
 log = logging.getLogger("greedy_gnorm")
 
@@ -185,6 +186,7 @@ class Recovery:
     solver: Solver
     calibration: Calibration
     shared: dict[int, NormalEquations] = field(default_factory=dict)  # of modules that several layers share, by site
+    training: Distillation | None = None  # of a step that is taken, after it was fitted
 
     @property
     def classifier(self) -> str | None:

@@ -14,7 +14,15 @@ from greedy_gnorm.report.choices import choice_columns, choice_rows
 from greedy_gnorm.report.compression import Kept, is_compression
 from greedy_gnorm.report.names import model_title
 from greedy_gnorm.report.page import PageRun
-from greedy_gnorm.report.tables import LATENCY_COLUMNS, as_markdown, latency_cells, megabytes, test_table, with_interval
+from greedy_gnorm.report.tables import (
+    LATENCY_COLUMNS,
+    as_markdown,
+    distilled_text,
+    latency_cells,
+    megabytes,
+    test_table,
+    with_interval,
+)
 from greedy_gnorm.report.verdict import UNITS
 from greedy_gnorm.tasks.task import Task, task_of
 from greedy_gnorm.units import unit_name
@@ -73,6 +81,8 @@ def _result(run: Run, shown: PageRun) -> Iterator[str]:
         f"{gone} were removed with greedy-gnorm (method {config['method']}, objective {config['objective']}, "
         f"seed {config['seed']})."
     )
+    if run.distilled is not None:
+        yield distilled_text(run.distilled, run.measure)
     columns, rows = choice_columns(shown, run.measure), choice_rows(shown, run.measure)
     if own := [row for row in rows if row.is_solution]:
         yield as_markdown(columns, [[row.name, *row.cells] for row in (rows[0], *own)]).rstrip()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -87,11 +87,22 @@ class PageRun:
     def summarized(self) -> Step:
         """The step that the top of the page is about: the solution, or the last one while unfinished.
 
-        A finished walk towards a budget that chose no step is summed up at half of the cost.
+        Where the model was trained, the quality is that after training. A finished walk towards a budget that chose no
+        step is summed up at half of the cost.
         """
         if self.solution is None and self.finished and self.is_compression:
             return at_half(self.steps)
-        return self.steps[-1 if self.solution is None else self.solution]
+        step = self.steps[-1 if self.solution is None else self.solution]
+        if self.distilled is None:
+            return step
+        trained = {name: after for name, (_, after) in self.distilled["quality"].items()}
+        return replace(step, quality=trained, interval=None, right=None)
+
+    @property
+    def distilled(self) -> dict[str, Any] | None:
+        """How long the result was trained, and its quality before and after, if it was."""
+        found: dict[str, Any] | None = self.journal.header.get("result", {}).get("distilled")
+        return found
 
     @property
     def is_compression(self) -> bool:

@@ -80,4 +80,6 @@ def _quality(journal: Journal) -> Quality:
         raise GnormError(f"The run in {journal.folder} is not finished: continue it with --resume.")
     measure = measure_of(journal.header)
     before, after = (journal.steps[step] for step in (0, int(journal.header["result"]["solution"])))
-    return measure.name, measure.of(before), measure.of(after)
+    distilled = journal.header["result"].get("distilled")
+    reached = measure.of(after) if distilled is None else float(distilled["quality"][measure.name][1])
+    return measure.name, measure.of(before), reached

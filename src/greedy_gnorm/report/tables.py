@@ -155,6 +155,15 @@ def test_table(test: Mapping[str, Any], measure: Measure) -> tuple[list[str], li
     return [f"{test['rows']:,} test rows (95 % interval)", "before", "after", "change"], cells
 
 
+def distilled_text(distilled: Mapping[str, Any], measure: Measure) -> str:
+    """How long a model was trained, and what that changed on the rows that its step was chosen on."""
+    before, after = (quality_text(value) for value in distilled["quality"][measure.name])
+    return (
+        f"What is left was trained for {distilled['steps']:,} steps towards the unpruned model; on the rows that the "
+        f"step was chosen on, {in_words(measure.name)} went from {before} to {after}."
+    )
+
+
 def with_interval(value: float, interval: Sequence[float] | None, sign: str = "") -> str:
     """A value, or a change if `sign` is +, with its 95 % interval where that is known."""
     around = f" ({' to '.join(quality_text(end, sign) for end in interval)})" if interval else ""

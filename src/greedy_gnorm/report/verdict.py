@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from greedy_gnorm.pruning.choices import change_of
 from greedy_gnorm.report.page import Page, PageRun
-from greedy_gnorm.report.tables import in_words, measure_title, megabytes
+from greedy_gnorm.report.tables import distilled_text, in_words, measure_title, megabytes
 from greedy_gnorm.units import Measure, quality_text
 
 
@@ -55,7 +55,7 @@ def quality_change(run: PageRun, measure: Measure) -> Change:
         before, after = run.test["quality"][name]
         return Change(measure, before, after, f"{run.test['rows']:,} test rows", run.test["intervals"].get(name))
     rows, first, last = header["data"]["evaluation"]["rows"], run.steps[0], run.summarized
-    change = change_of(run.steps, last.step, rows)
+    change = change_of([first, last], 1, rows)
     intervals = None if change is None else {"before": first.interval, "after": last.interval, "change": change}
     return Change(measure, measure.of(first), measure.of(last), f"{rows:,} rows", intervals)
 
@@ -78,7 +78,8 @@ def verdict(page: Page) -> Markup:
         return Markup("No step was better than keeping every {}: the saved model is the original one.").format(
             run.kept[0].word if len(run.kept) == 1 else "unit"
         )
-    return Markup("{} were removed by {}. {}{}").format(gone, method, _costs(cost), _gains(run))
+    trained = "" if run.distilled is None else f"{distilled_text(run.distilled, page.measure)} "
+    return Markup("{} were removed by {}. {}{}{}").format(gone, method, trained, _costs(cost), _gains(run))
 
 
 def removed_units(run: PageRun) -> Markup:

@@ -21,7 +21,7 @@ from greedy_gnorm.data.rows import Encoded, Label, Row, Text
 from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.classification import LOSS, mean
-from greedy_gnorm.tasks.task import Task, register_task
+from greedy_gnorm.tasks.task import Task, kl_divergences, register_task
 from greedy_gnorm.units import Matrix, Measure, Vector
 
 if TYPE_CHECKING:
@@ -201,6 +201,10 @@ class Answers(Task):
         from torch.nn import functional
 
         return functional.cross_entropy(outputs, labels[:, :2].long(), reduction="none").mean(-1)
+
+    def row_divergences(self, outputs: Tensor, reference: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
+        """The mean of those of start and end, each a distribution over the tokens."""
+        return kl_divergences(outputs, reference, temperature, dim=1).flatten(1).mean(1)
 
     def predicted_labels(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The tokens of the best answer in each window, its score and that of no answer."""

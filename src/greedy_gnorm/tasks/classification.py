@@ -177,6 +177,13 @@ class MultiLabel(SequenceTask):
 
         return functional.binary_cross_entropy_with_logits(outputs, labels.to(outputs), reduction="none").mean(-1)
 
+    def row_divergences(self, outputs: Tensor, reference: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
+        """The mean over the labels of a row, each of which is there or not."""
+        import torch
+
+        ours, theirs = (torch.stack([torch.zeros_like(each), each], -1) for each in (outputs, reference))
+        return super().row_divergences(ours, theirs, batch, temperature)
+
     def predicted_labels(self, outputs: Tensor, batch: Batch) -> Tensor:
         return self._above(outputs, batch).to(outputs.dtype)
 
@@ -248,6 +255,7 @@ class Regression(SequenceTask):
 
     name = "regression"
     metrics = (R2, PEARSON, SPEARMAN, MEAN_ABSOLUTE_ERROR, LOSS)
+    gives_chances = False
 
     @classmethod
     def fits(cls, model: nn.Module) -> bool:
@@ -265,6 +273,9 @@ class Regression(SequenceTask):
         from torch.nn import functional
 
         return functional.mse_loss(outputs, labels.to(outputs).view_as(outputs), reduction="none").mean(-1)
+
+    def row_divergences(self, outputs: Tensor, reference: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
+        return squared_distances(outputs, reference)
 
     def predicted_labels(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.view(len(outputs))
@@ -310,6 +321,11 @@ class Regression(SequenceTask):
             "mean_absolute_error": samples @ np.abs(labels - predicted) / rows,
             "loss": samples @ loss / rows,
         }
+
+
+def squared_distances(outputs: Tensor, reference: Tensor) -> Tensor:
+    """The squared distance of each row's outputs, (B, d), from others, (B,)."""
+    return (outputs - reference.to(outputs)).square().sum(-1)
 
 
 def class_names(config: Any) -> list[str]:

@@ -16,6 +16,7 @@ from greedy_gnorm.data.columns import PAIRS, TEXTS, Columns, Format, LabelColumn
 from greedy_gnorm.data.rows import Encoded, Label, Row, Text
 from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.settings import Settings
+from greedy_gnorm.tasks.classification import squared_distances
 from greedy_gnorm.tasks.ranks import spearman
 from greedy_gnorm.tasks.task import Task, register_task
 from greedy_gnorm.units import Matrix, Measure, Vector
@@ -49,6 +50,7 @@ class Embeddings(Task):
     format = Format(PAIRS, TEXTS, SCORES)
     labelled = False
     own_labels = True
+    gives_chances = False
 
     @property
     def encoder(self) -> dict[str, Any]:
@@ -131,6 +133,9 @@ class Embeddings(Task):
         """The squared distance of the direction from the one to reach, which is the sum of the parts of the label."""
         wanted: Tensor = labels.to(outputs).view(len(outputs), -1, outputs.shape[-1]).sum(1)
         return (_directions(outputs) - wanted).square().mean(-1)
+
+    def row_divergences(self, outputs: Tensor, reference: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
+        return squared_distances(outputs, reference)
 
     def predicted_labels(self, outputs: Tensor, batch: Batch) -> Tensor:
         return _directions(outputs.double())

@@ -156,6 +156,14 @@ class LanguageModel(Task):
         found = losses(self.head, outputs[:, :-1][counted], wanted[counted])
         return _by_row(found, counted) / counted.sum(1).clamp_min(1)
 
+    def row_divergences(self, outputs: Tensor, reference: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
+        """The mean over the positions that predict a token; both models have the same vocabulary."""
+        from greedy_gnorm.tasks.vocabulary import divergences
+
+        counted = self._counted(batch).to(outputs.device)
+        ours, theirs = (hidden[:, :-1][counted] for hidden in (outputs, reference.to(outputs)))
+        return _by_row(divergences(self.head, ours, theirs, temperature), counted) / counted.sum(1).clamp_min(1)
+
     def predicted_labels(self, outputs: Tensor, batch: Batch) -> Tensor:
         return self._chosen(outputs, batch, lambda logits: logits.argmax(-1))
 

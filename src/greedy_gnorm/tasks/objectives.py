@@ -116,12 +116,9 @@ def _class_logits(model: nn.Module, batch: Batch) -> Tensor:
     needs_reference=True,
 )
 def kl(model: nn.Module, batch: Batch) -> Tensor:
-    from torch.nn import functional
-
     logits = _class_logits(model, batch)
     assert batch.reference is not None
-    reference = batch.reference.to(logits).log_softmax(-1)
-    return functional.kl_div(logits.log_softmax(-1), reference, reduction="none", log_target=True).sum(-1)
+    return task_of(model).row_divergences(logits, batch.reference, batch)
 
 
 def with_reference(model: nn.Module, batches: Batches) -> Batches:

@@ -55,6 +55,8 @@ class Task(ABC):
     """The library that loads a saved model, as the hub names it."""
     reader: ClassVar[tuple[str, str]] = ("tokenizer", "AutoTokenizer")
     """What turns a row into the model's inputs, and the class of transformers that loads it."""
+    gives_chances: ClassVar[bool] = True
+    """Whether outputs are logits of a distribution; otherwise they are numbers of some scale."""
     tokens_alike: ClassVar[bool] = False
     """Whether every token is a sample of its own: tokens weigh the same in calibration, and Fisher scores add them."""
 
@@ -179,6 +181,14 @@ class Task(ABC):
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each row, (B,)."""
 
+    def row_divergences(self, outputs: Tensor, reference: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
+        """How far each row's outputs are from those of another model, (B,).
+
+        The divergence KL(reference || outputs) of the distributions at a temperature, the mean over those of a row; the
+        squared distance where outputs are no logits.
+        """
+        return kl_divergences(outputs, reference, temperature).flatten(1).mean(1)
+
     @abstractmethod
     def predicted_labels(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The labels that these outputs predict, as the labels of the data are given."""
@@ -227,6 +237,14 @@ class Task(ABC):
     def agreement_statistics(self, before: Matrix, after: Matrix) -> Matrix | None:
         """The statistics of one model with the predictions of another as labels, if they can be told from them."""
         return None
+
+
+def kl_divergences(outputs: Tensor, reference: Tensor, temperature: float = 1.0, dim: int = -1) -> Tensor:
+    """KL(reference || outputs) of the softmax of both, along a dimension that is kept with the length 1."""
+    from torch.nn import functional
+
+    ours, theirs = ((logits / temperature).log_softmax(dim) for logits in (outputs, reference.to(outputs)))
+    return functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim, keepdim=True)
 
 
 AGREEMENT = "agreement"

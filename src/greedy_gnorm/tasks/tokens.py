@@ -22,7 +22,7 @@ from greedy_gnorm.tasks.classification import ACCURACY, F1, LOSS, MACRO_F1, clas
 from greedy_gnorm.tasks.counts import macro_f1, micro_f1, ratio
 from greedy_gnorm.tasks.labels import map_tags
 from greedy_gnorm.tasks.predictions import Predictions
-from greedy_gnorm.tasks.task import Task, register_task
+from greedy_gnorm.tasks.task import Task, kl_divergences, register_task
 from greedy_gnorm.units import Matrix, Measure, Vector
 
 if TYPE_CHECKING:
@@ -108,6 +108,11 @@ class TokenTask(Task):
 
         losses = functional.cross_entropy(outputs.mT, labels, ignore_index=IGNORED, reduction="none")
         return losses.sum(1) / (labels != IGNORED).sum(1).clamp_min(1)
+
+    def row_divergences(self, outputs: Tensor, reference: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
+        """The mean over the words of each row; other tokens have zeros for outputs, which do not differ."""
+        words = counting(batch).sum(1).clamp_min(1).to(outputs)
+        return kl_divergences(outputs, reference, temperature).sum((1, 2)) / words
 
     def predicted_labels(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.argmax(-1).masked_fill(~counting(batch).to(outputs.device), IGNORED)

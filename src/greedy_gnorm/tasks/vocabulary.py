@@ -25,19 +25,35 @@ def chunked(head: nn.Module, function: Callable[..., Tensor], hidden: Tensor, *o
 
 
 def losses(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
-    """The negative log-likelihood of each label; its gradient is computed at once, while the logits are there."""
-    import torch
+    """The negative log-likelihood of each label."""
     from torch.nn import functional
 
     def negative(logits: Tensor, labels: Tensor) -> Tensor:
         return functional.cross_entropy(logits, labels, reduction="none")
 
+    return _differentiated(head, negative, hidden, labels)
+
+
+def divergences(head: nn.Module, hidden: Tensor, reference: Tensor, temperature: float) -> Tensor:
+    """The divergence of the distribution at each position from that of another hidden state there."""
+    from greedy_gnorm.tasks.task import kl_divergences
+
+    def divergence(logits: Tensor, reference: Tensor) -> Tensor:
+        return kl_divergences(logits, _logits(head, reference), temperature)[:, 0]
+
+    return _differentiated(head, divergence, hidden, reference)
+
+
+def _differentiated(head: nn.Module, function: Callable[..., Tensor], hidden: Tensor, other: Tensor) -> Tensor:
+    """A function of the logits as in `chunked`; gradients are computed at once, while the logits are there."""
+    import torch
+
     if not (torch.is_grad_enabled() and hidden.requires_grad and len(hidden)):
-        return chunked(head, negative, hidden, labels)
+        return chunked(head, function, hidden, other)
     values: list[Tensor] = []
     gradients: list[Tensor] = []
-    for some, wanted in _pieces(head, hidden.detach(), labels):
-        found = negative(_logits(head, some.requires_grad_()), wanted)
+    for some, wanted in _pieces(head, hidden.detach(), other):
+        found = function(_logits(head, some.requires_grad_()), wanted)
         gradients += torch.autograd.grad(found.sum(), some)
         values.append(found.detach())
     # The same values, with these gradients
