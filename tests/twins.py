@@ -168,3 +168,33 @@ def slow_gate_gradients(model: Any, batches: list[dict[str, torch.Tensor]]) -> l
             found = sites.expand([derivatives[site.index].tolist() if site.survivors else [] for site in sites])
             results.append(as_matrix(found))
     return results
+
+
+def slow_contexts(model: Any, row: dict[str, torch.Tensor]) -> list[list[torch.Tensor]]:
+    """For each site the inputs of its output map, (T, units * size), at each application, for one unpadded sentence."""
+    sites = find_sites(model)
+    seen: list[list[torch.Tensor]] = [[] for _ in sites]
+    handles = [
+        site.output.register_forward_pre_hook(lambda module, given, calls=calls: calls.append(given[0][0]))
+        for site, calls in zip(sites, seen, strict=True)
+    ]
+    with torch.no_grad():
+        model(**{name: tensor for name, tensor in row.items() if name != "labels"})
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def slow_output_norms(model: Any, batches: list[dict[str, torch.Tensor]]) -> list[list[float]]:
+    """For each site and unit that is left: the mean over sentences and tokens of the norm of what it adds."""
+    sites = find_sites(model)
+    totals = [[0.0] * len(site.survivors) for site in sites]
+    rows = [row for batch in batches for row in unpadded(batch)]
+    for row in rows:
+        for site, calls in zip(sites, slow_contexts(model, row), strict=True):
+            for context in calls:
+                units = zip(heads_of(site, context.mT), columns_of(site), strict=True)
+                for place, (own, columns) in enumerate(units):
+                    added = own.mT @ columns.mT  # (T, d)
+                    totals[site.index][place] += float(added.norm(dim=1).mean()) / len(rows)
+    return totals

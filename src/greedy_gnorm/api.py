@@ -121,7 +121,7 @@ def score(
     worked = copy_sharing_weights(model) if as_it_is else working_copy(model, source, given)
     sites = find_sites(worked, given.units or "heads").use(savings_for(given))
     batches = batches.to(place)
-    if uses_own_labels(task, given):
+    if function.draws_labels or uses_own_labels(task, given):
         batches = with_drawn_labels(sites.model, batches)
     if out is None or not function.many_passes or world_size() > 1:
         return function(sites, shard(batches), chosen)
@@ -481,7 +481,8 @@ def compare(
         data: A file, a folder, `hub:NAME[:CONFIG][:SPLIT]`, a list of rows (dicts), or a `datasets.Dataset`.
         out: The folder to write to.
         tokenizer: The model's tokenizer. Default: the one in the model's folder.
-        methods: "paper", "all", "joint" (heads and neurons), or names of methods; `gnorm methods` lists them.
+        methods: "paper", "all", "joint" or "all-joint" (heads and neurons), or names of methods; `gnorm methods` lists
+            them.
         runs: Runs of each method, each on another scoring sample.
         trajectories: Runs of the method "random".
         metric: The measure that rules, curves and choices use, such as "macro_f1" or "mcc". Default: the task's own.

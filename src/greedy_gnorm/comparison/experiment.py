@@ -324,7 +324,7 @@ def _plan(bench: Bench, part: Part) -> Plan:
     scoring = (
         encode(rows, bench.model, bench.tokenizer, task_of(bench.model), given).to(device).sharing(bench.evaluation)
     )
-    if uses_own_labels(task_of(bench.model), given):
+    if score.draws_labels or uses_own_labels(task_of(bench.model), given):
         scoring = with_drawn_labels(bench.sites.model, scoring)
     if objective.needs_reference:
         scoring = with_reference(bench.sites.model, scoring)

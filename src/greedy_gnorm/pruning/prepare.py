@@ -83,6 +83,8 @@ def prepare_run(
         sets |= {use: with_predictions(sites.model, sets[use]) for use in (EVALUATION, TEST) if use in sets}
     else:
         sets[SCORING] = sets[SCORING].sharing(sets[EVALUATION])
+        if score.draws_labels:
+            sets[SCORING] = with_drawn_labels(sites.model, sets[SCORING])
     own = shard(sets[SCORING])
     measure = quality_measure(sites.model, settings, sets[EVALUATION])
     check_judged(task_of(model), sets, measure)
