@@ -17,8 +17,9 @@ from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes import calibration as calibrations
 from greedy_gnorm.passes.calibration import Calibration
+from greedy_gnorm.passes.equations import NormalEquations
 from greedy_gnorm.recovery import least_squares
-from greedy_gnorm.recovery.least_squares import RIDGE, SOLVERS, NormalEquations, Recovery
+from greedy_gnorm.recovery.least_squares import RIDGE, SOLVERS, Recovery
 from greedy_gnorm.units import Unit
 
 ROWS = [tiny_batch(rows=40, seed=seed) for seed in (1, 2)] + [tiny_batch(rows=9, seed=3, longest=7)]

@@ -80,6 +80,10 @@ JOINTS = tuple(name for name in METHODS if METHODS[name].in_rounds)
 """The methods of heads and neurons that the documentation compares."""
 
 METHODS.add("joint-kl-fisher", Method("kl-fisher", EVERY_STEP, units="both", recover="least-squares"))
+METHODS.add("joint-reconstruction", Method("reconstruction", EVERY_STEP, units="both", recover="least-squares"))
+METHODS.add(
+    "joint-reconstruction-loss", Method("reconstruction-loss", EVERY_STEP, units="both", recover="least-squares")
+)
 METHODS.add("joint-output-norm", Method("output-norm", EVERY_STEP, units="both"))
 
 HEADS_ONLY = tuple(name for name in METHODS if not METHODS[name].in_rounds)
