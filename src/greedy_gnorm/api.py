@@ -212,7 +212,8 @@ def prune(
         group_queries: What a head is where several query heads share a key and a value: "whole", such a group, or
             "each", one query head of each group of the layer. Default: "whole", or as the model was pruned before.
         recover: How quality is recovered after each step: "least-squares" fits the output projections, "gates" fits one
-            factor for each unit, "none" does nothing. Default: the method's own.
+            factor for each unit, "mean" adds the mean outputs of removed units to biases, "none" does nothing. Default:
+            the method's own.
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
             labels is enough; quality is then the agreement with the unpruned model.
         stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).
@@ -328,7 +329,8 @@ def compress(
             "each", one query head of each group of the layer. Default: "whole", or as the model was pruned before.
         units: What is removed: "heads", feed-forward neurons ("ffn") or "both".
         recover: How quality is recovered after each step: "least-squares" fits the output projections, "gates" fits one
-            factor for each unit, "none" does nothing. Default: the method's own.
+            factor for each unit, "mean" adds the mean outputs of removed units to biases, "none" does nothing. Default:
+            the method's own.
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
             labels is enough; quality is then the agreement with the unpruned model.
         stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).

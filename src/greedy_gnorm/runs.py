@@ -33,6 +33,7 @@ from greedy_gnorm.pruning.prepare import (
     on_device,
     prepare_run,
     recovery_for,
+    units_for,
 )
 from greedy_gnorm.pruning.run import OnStep, Run, at_step, sites_of, units_of, walk
 from greedy_gnorm.records.header import check_processes_agree, run_header, sources_of
@@ -231,4 +232,5 @@ def recovery_of(journal: Journal, model: Any, tokenizer: Any, settings: Settings
         )
     device = device_for(settings)
     rows = {CALIBRATION: sets[CALIBRATION].to(device)}
-    return recovery_for(method, convert(copy.deepcopy(model), device, dtype_for(model, settings)), rows)
+    unpruned = convert(copy.deepcopy(model), device, dtype_for(model, settings))
+    return recovery_for(method, find_sites(unpruned, units_for(settings)), rows)

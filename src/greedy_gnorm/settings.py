@@ -195,11 +195,12 @@ class Settings(BaseModel):
     units: Literal["heads", "ffn", "both"] | None = _setting(
         None, "What is removed: heads, feed-forward neurons (ffn) or both. Default: the method's own.", UNITS
     )
-    recover: Literal["none", "least-squares", "gates"] | None = _setting(
+    recover: Literal["none", "least-squares", "gates", "mean"] | None = _setting(
         None,
         "How quality is recovered after units are removed: by fitting output projections and the classifier "
-        "(least-squares), by one factor for each unit (gates), or none. Default: the method's own.",
-        "'none', 'least-squares' or 'gates'",
+        "(least-squares), by one factor for each unit (gates), by the mean outputs of removed units in biases (mean), "
+        "or none. Default: the method's own.",
+        "'none', 'least-squares', 'gates' or 'mean'",
     )
     labels: Literal["data", "own"] = _setting(
         "data",

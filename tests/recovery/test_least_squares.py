@@ -145,6 +145,8 @@ def fitted_maps_equal_lstsq(model):
 def test_two_orders_of_removal_give_one_model(family, name):
     model = tiny_model(family)
     recovery, units = recovery_for(model, name), cut_for(model)
+    if name == "mean" and not all(site.output.bias is not None for site in find_sites(model)):
+        pytest.skip("refused: see test_means.py")
     at_once = refitted(model, [units], recovery)
     in_turn = refitted(model, [[unit] for unit in reversed(units[:4])] + ([units[4:]] if units[4:] else []), recovery)
     for one, other in zip(at_once.model.parameters(), in_turn.model.parameters(), strict=True):
@@ -208,8 +210,7 @@ def test_fitting_brings_the_outputs_closer(family):
 
     plain = find_sites(copy.deepcopy(model))
     remove(plain, units)
-    fitted = {name: distance(refitted(model, [units], recovery_for(model, name))) for name in SOLVERS}
-    assert fitted["least-squares"] < distance(plain)
+    assert distance(refitted(model, [units], recovery_for(model))) < distance(plain)
 
 
 def test_the_limit_of_the_optimal_brain_surgeon(monkeypatch):

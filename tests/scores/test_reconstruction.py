@@ -97,8 +97,8 @@ def test_which_of_them_compare_heads_and_neurons():
 def test_a_ridge_of_nothing_and_activations_without_end_are_refused(score):
     with pytest.raises(gg.GnormError, match="larger than 0, not 0"):
         gg.score(tiny_model("bert"), BATCHES, score=score, score_options={"ridge": 0})
+    few = [tiny_batch(rows=1, longest=3)]
     with pytest.raises(gg.GnormError, match=r"layer 0 \(.*\) is singular with the ridge 1e-30: use a larger one"):
-        few = [tiny_batch(rows=1, longest=3)]
         gg.score(tiny_model("bert"), few, score=score, units="ffn", score_options={"ridge": 1e-30})
     model = tiny_model("bert")
     with torch.no_grad():

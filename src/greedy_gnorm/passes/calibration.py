@@ -27,8 +27,9 @@ from transformers.pytorch_utils import Conv1D
 from greedy_gnorm.data.batches import Batch, Batches
 from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.modes import evaluating, frozen
-from greedy_gnorm.model.sites import Site, Sites, Sum
+from greedy_gnorm.model.sites import Site, Sites, Sum, features
 from greedy_gnorm.passes.layers import layer_output, replace_forward
+from greedy_gnorm.passes.processes import gather_tensors
 from greedy_gnorm.tasks.task import task_of
 
 BY_GRADIENT = 0.5
@@ -161,6 +162,27 @@ class Calibration:
             yield Sample(_rows(batch, inputs), target.sums - _rows(batch, results)), target
 
     @cached_property
+    def input_means(self) -> list[Tensor]:
+        """The means of what the output map of each site receives in the unpruned model, (D,) in float64.
+
+        They are over the rows of all processes, with the weights of tokens that targets have.
+        """
+        sums = [torch.zeros(features(site.output)[0], dtype=torch.float64) for site in self.original]
+        totals = torch.zeros(len(sums), dtype=torch.float64)
+        for number, batch in enumerate(self.batches):
+            weights = [self.target(site, number).weights for site in self.original]
+            found: list[list[Tensor]] = [[] for _ in sums]
+            with ExitStack() as stack, evaluating(self.original.model), torch.no_grad():
+                for site, own in zip(self.original, found, strict=True):
+                    stack.enter_context(_before(site.output, own.append))
+                task_of(self.original.model).outputs(self.original.model, batch)
+            for index, (own, each) in enumerate(zip(found, weights, strict=True)):
+                sums[index] += (each.double() @ _rows(batch, own).double()).cpu()
+                totals[index] += each.sum(dtype=torch.float64).cpu()
+        sums = [_summed(each) for each in sums]
+        return [each / total for each, total in zip(sums, _summed(totals), strict=True)]
+
+    @cached_property
     def classifier(self) -> str | None:
         """The name of the linear map that runs last, after all sites; none for vocabularies and bare encoders."""
         model, called = self.original.model, list[str]()
@@ -218,6 +240,11 @@ class Calibration:
     def advance(self, number: int, hidden: Tensor) -> None:
         """Set what enters the next layer in a batch."""
         self._spill[f"hidden-{number}"] = hidden
+
+
+def _summed(tensor: Tensor) -> Tensor:
+    """The sum over all processes."""
+    return torch.stack(gather_tensors(tensor)).sum(0)
 
 
 def _config(sites: Sites) -> Any:

@@ -79,6 +79,7 @@ METHODS.add(JOINT_RANDOM, Method("random", NEVER, units="both"))
 JOINTS = tuple(name for name in METHODS if METHODS[name].in_rounds)
 """The methods of heads and neurons that the documentation compares."""
 
+METHODS.add("joint-mean", Method("fisher", EVERY_STEP, units="both", recover="mean"))
 METHODS.add("joint-kl-fisher", Method("kl-fisher", EVERY_STEP, units="both", recover="least-squares"))
 METHODS.add("joint-reconstruction", Method("reconstruction", EVERY_STEP, units="both", recover="least-squares"))
 METHODS.add(

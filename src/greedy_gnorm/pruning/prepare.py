@@ -40,7 +40,7 @@ from greedy_gnorm.pruning.costs import Costs, Times, measured_times, shape_for
 from greedy_gnorm.pruning.loop import Plan, Protection
 from greedy_gnorm.pruning.methods import METHODS, Method, resolve_method
 from greedy_gnorm.pruning.rules import Rules, Situation, compression_rules, parse_rules
-from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
+from greedy_gnorm.recovery.least_squares import MEAN, SOLVERS, Recovery, check_recovery
 from greedy_gnorm.settings import TARGETS, Savings, Settings
 from greedy_gnorm.tasks.objectives import with_reference
 from greedy_gnorm.tasks.task import AGREEMENT, Task, task_of, uses_own_labels
@@ -104,7 +104,7 @@ def prepare_run(
         protection,
         costs,
         budget,
-        recovery_for(method, sites.model, sets),
+        recovery_for(method, sites, sets),
     )
     last = TEST if TEST in sets else EVALUATION  # the rows that eval_data gives
     rows = {use: (eval_data if use == last and eval_data is not None else data, sets[use]) for use in sets}
@@ -176,12 +176,14 @@ def costs_for(
     return Costs(sites, size, shape, times)
 
 
-def recovery_for(method: Method, model: Any, sets: Mapping[str, Batches]) -> Recovery | None:
+def recovery_for(method: Method, sites: Sites, sets: Mapping[str, Batches]) -> Recovery | None:
     """What fits the output maps of the pruned model again, if anything does; the model is still unpruned."""
     if method.recover == "none":
         return None
-    original = find_sites(copy_sharing_weights(model))
-    warn_of_few_tokens(sets[CALIBRATION], max(len(site.survivors) * site.output_size for site in original))
+    check_recovery(method.recover, sites)
+    original = find_sites(copy_sharing_weights(sites.model))
+    if method.recover != MEAN:
+        warn_of_few_tokens(sets[CALIBRATION], max(len(site.survivors) * site.output_size for site in original))
     return Recovery(method.recover, SOLVERS[method.recover], Calibration(original, shard(sets[CALIBRATION])))
 
 

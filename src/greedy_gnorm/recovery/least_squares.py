@@ -8,8 +8,13 @@ that are left,
 
 Sites are fitted from the bottom, each after those below it. Modules that several layers share are fitted to the
 unpruned model's own inputs, all applications at once. At last, the classifier is fitted to what it returns in the
-unpruned model. The result depends on the unpruned model, the units that are removed and the rows, not on the order of
-removal: any step of a run can be rebuilt.
+unpruned model.
+
+Much less is done by means: the weights stay, and what the removed units returned on average in the unpruned model is
+added to the bias, b = b0 + mean(X_R) W_R.
+
+The result depends on the unpruned model, the units that are removed and the rows, not on the order of removal: any step
+of a run can be rebuilt.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from greedy_gnorm.errors import NonFiniteScore
+from greedy_gnorm.errors import NonFiniteScore, UnsupportedModel
 from greedy_gnorm.model.modeling_pruned import kept_channels
 from greedy_gnorm.model.modes import evaluating
 from greedy_gnorm.model.sites import Site, Sites, find_sites, weight_of
@@ -87,16 +92,16 @@ Solver = Callable[[NormalEquations, Tensor, Tensor | None, Site], Fit]
 
 @dataclass(frozen=True)
 class Recovery:
-    """Fits the output maps of a pruned model on calibration rows."""
+    """Fits the output maps of a pruned model on calibration rows; without a solver, removed units leave their means."""
 
     name: str
-    solver: Solver
+    solver: Solver | None
     calibration: Calibration
     shared: dict[int, NormalEquations] = field(default_factory=dict)  # of modules that several layers share, by site
 
     @property
     def classifier(self) -> str | None:
-        """The name of the classifier, if it is fitted too; gates are for units alone."""
+        """The name of the classifier, if it is fitted too; gates and means are for units alone."""
         return self.calibration.classifier if self.solver is fit_weights else None
 
     @property
@@ -114,7 +119,9 @@ class Recovery:
         if not any(map(self._is_cut, everything)):
             return
         with evaluating(sites.model), evaluating(self.calibration.original.model), torch.no_grad():
-            if everything.layers:
+            if self.solver is None:
+                self._add_means(everything)
+            elif everything.layers:
                 self._fit_layers(everything)
             else:
                 self._fit_shared(everything)
@@ -122,6 +129,16 @@ class Recovery:
                 self._fit_classifier(everything, classifier)
         for site in sites:
             site.version += 1
+
+    def _add_means(self, sites: Sites) -> None:
+        """Add what the removed units of each site returned on average to the bias of its output map."""
+        check_recovery(self.name, [site for site in sites if self._is_cut(site)])
+        for site in filter(self._is_cut, sites):
+            whole, bias = _parameters_of(self.calibration.original[site.index].output)
+            assert bias is not None
+            means = self.calibration.input_means[site.index].to(whole.device, copy=True)
+            means[self._channels(site)] = 0  # what units that are left return is no part of the bias
+            _set_map(site.output, self._original(site)[0], bias.double() + means @ whole.double())
 
     def _fit_layers(self, sites: Sites) -> None:
         """Fit a stack of layers from the bottom; below the lowest removed unit nothing changes."""
@@ -150,6 +167,7 @@ class Recovery:
                 self._fit(site, self.shared[site.index].at(self._channels(site)), weight, bias)
 
     def _fit(self, site: Site, equations: NormalEquations, weight: Tensor, bias: Tensor | None) -> None:
+        assert self.solver is not None
         _set_map(site.output, *self.solver(equations, weight.double(), _double(bias), site))
 
     def _fit_classifier(self, sites: Sites, name: str) -> None:
@@ -210,5 +228,16 @@ def _set_map(linear: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
             setattr(linear, name, new)
 
 
-SOLVERS: dict[str, Solver] = {"least-squares": fit_weights, "gates": fit_gates}
+MEAN = "mean"
+SOLVERS: dict[str, Solver | None] = {"least-squares": fit_weights, "gates": fit_gates, MEAN: None}
 """How quality can be recovered without training."""
+
+
+def check_recovery(name: str, sites: Iterable[Site]) -> None:
+    """Refuse to add means to output maps that have no bias."""
+    without = next((site for site in sites if site.output.bias is None), None)
+    if name == MEAN and without is not None:
+        raise UnsupportedModel(
+            f"The output projection of {without} has no bias to which the means of removed units could be added: "
+            f"recover by least-squares or gates instead of {MEAN}."
+        )
