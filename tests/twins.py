@@ -259,3 +259,22 @@ def _slow_elimination(a: torch.Tensor, weight: torch.Tensor, channels: list[list
         added[unit], before = highest, after
         gone.append(unit)
     return added, [error([unit]) for unit in units]
+
+
+def slow_effects(model: Any, batches: list[dict[str, torch.Tensor]]) -> list[np.ndarray]:
+    """For each site (sentences, units left): the derivative of the loss by real gates on heads and neurons."""
+    sites = find_sites(model)
+    effects: list[list[np.ndarray]] = [[] for _ in sites]
+    for row in (row for batch in batches for row in unpadded(batch)):
+        labels = row.pop("labels")
+        values = {
+            site.index: torch.ones(len(site.survivors), dtype=model.dtype, requires_grad=True)
+            for site in sites
+            if site.survivors
+        }
+        with gates(sites, values):
+            loss = torch.nn.functional.cross_entropy(model(**row).logits, labels)
+        found = dict(zip(values, torch.autograd.grad(loss, list(values.values())), strict=True))
+        for site in sites:
+            effects[site.index].append(found[site.index].numpy() if site.survivors else np.zeros(0))
+    return [np.stack(rows) for rows in effects]

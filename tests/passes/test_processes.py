@@ -115,6 +115,7 @@ def test_processes_agree_with_one(launcher, processes, place, alone, tmp_path):
         "random",
         "output-norm",
         "kl-fisher-greedy",
+        "fisher-joint",
         "reconstruction-greedy",
         "reconstruction-loss-greedy",
     ],

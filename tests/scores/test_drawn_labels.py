@@ -9,12 +9,10 @@ import pytest
 import torch
 from conftest import EVERY_FAMILY, tiny_batch, tiny_model, tiny_rows
 from scores.test_outputs import BATCHES, check, model_in
-from twins import unpadded
+from twins import slow_effects
 
 import greedy_gnorm as gg
 from greedy_gnorm.data.batches import ready_batches
-from greedy_gnorm.model.gates import gates
-from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import with_drawn_labels
 
 UNLABELLED = [{name: tensor for name, tensor in batch.items() if name != "labels"} for batch in BATCHES]
@@ -28,22 +26,7 @@ def drawn(model, batches):
 
 def slow_fisher(model, batches):
     """The mean over sentences of the squared derivatives of real gates on heads and neurons."""
-    sites = find_sites(model)
-    totals, count = [np.zeros(len(site.survivors)) for site in sites], 0
-    for batch in batches:
-        for row in unpadded(batch):
-            labels = row.pop("labels")
-            values = {
-                site.index: torch.ones(len(site.survivors), dtype=model.dtype, requires_grad=True)
-                for site in sites
-                if site.survivors
-            }
-            with gates(sites, values):
-                loss = torch.nn.functional.cross_entropy(model(**row).logits, labels)
-            for index, gradient in zip(values, torch.autograd.grad(loss, list(values.values())), strict=True):
-                totals[index] += gradient.numpy() ** 2
-            count += 1
-    return [total / count for total in totals]
+    return [np.square(effects).mean(0) for effects in slow_effects(model, batches)]
 
 
 @EVERY_FAMILY

@@ -15,7 +15,7 @@ from greedy_gnorm.scores import SCORES
 from greedy_gnorm.units import FFN, Unit
 
 BATCHES = [tiny_batch(seed=1), tiny_batch(rows=3, seed=2, longest=7)]
-COMPARABLE = ["michel-raw", "fisher", "kl-fisher", "reconstruction-loss"]
+COMPARABLE = ["michel-raw", "fisher", "kl-fisher", "fisher-joint", "reconstruction-loss"]
 
 
 @pytest.fixture(params=["whole", "cut"])

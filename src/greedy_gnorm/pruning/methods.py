@@ -81,6 +81,7 @@ JOINTS = tuple(name for name in METHODS if METHODS[name].in_rounds)
 
 METHODS.add("joint-mean", Method("fisher", EVERY_STEP, units="both", recover="mean"))
 METHODS.add("joint-kl-fisher", Method("kl-fisher", EVERY_STEP, units="both", recover="least-squares"))
+METHODS.add("joint-fisher-joint", Method("fisher-joint", EVERY_STEP, units="both", recover="least-squares"))
 METHODS.add("joint-reconstruction", Method("reconstruction", EVERY_STEP, units="both", recover="least-squares"))
 METHODS.add(
     "joint-reconstruction-loss", Method("reconstruction-loss", EVERY_STEP, units="both", recover="least-squares")
