@@ -142,5 +142,5 @@ def test_which_scores_mean_the_same_for_both_kinds():
 
 
 def test_a_score_of_attention_refuses_neurons():
-    with pytest.raises(gg.GnormError, match="entropy is not defined for neurons; these are: gnorm, michel"):
+    with pytest.raises(gg.GnormError, match="entropy is not defined for neurons; these are: gnorm, gnorm-plus, michel"):
         gg.score(tiny_model("bert"), BATCHES, score="entropy", units="both")

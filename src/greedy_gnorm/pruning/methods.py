@@ -86,6 +86,7 @@ METHODS.add("joint-reconstruction", Method("reconstruction", EVERY_STEP, units="
 METHODS.add(
     "joint-reconstruction-loss", Method("reconstruction-loss", EVERY_STEP, units="both", recover="least-squares")
 )
+METHODS.add("joint-gnorm-plus", Method("gnorm-plus", EVERY_STEP, units="both"))
 METHODS.add("joint-output-norm", Method("output-norm", EVERY_STEP, units="both"))
 
 HEADS_ONLY = tuple(name for name in METHODS if not METHODS[name].in_rounds)
