@@ -61,4 +61,5 @@ def _normalised(logs: Vector) -> Vector:
     largest = np.nanmax(logs, initial=-np.inf)
     if largest == -np.inf:  # no unit is left, or none has a gradient
         return logs
-    return logs - largest - np.log(np.nansum(np.exp(2 * (logs - largest)))) / 2
+    normalised: Vector = logs - largest - np.log(np.nansum(np.exp(2 * (logs - largest)))) / 2
+    return normalised
