@@ -24,9 +24,10 @@ from greedy_gnorm.model.sites import Sites, features, find_sites
 from greedy_gnorm.model.sizes import MEGABYTE
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes.calibration import Calibration
+from greedy_gnorm.passes.equations import NormalEquations
 from greedy_gnorm.pruning.budget import Budget, Target, even_schedule, part_of, pick_round
 from greedy_gnorm.pruning.costs import Costs, shape_for
-from greedy_gnorm.recovery.least_squares import SOLVERS, NormalEquations, Recovery
+from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
 from greedy_gnorm.report.tables import as_markdown
 from greedy_gnorm.scores import SCORES
 from greedy_gnorm.tasks.objectives import OBJECTIVES

@@ -219,3 +219,113 @@ def _kl(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
 
 def _sides(values: Any) -> Any:
     return ([[pair[side] for pair in row] for row in values] for side in (0, 1))
+
+
+def slow_contexts(model: Any, row: dict[str, torch.Tensor]) -> list[list[torch.Tensor]]:
+    """For each site the inputs of its output map, (T, units * size), at each application, for one unpadded sentence."""
+    sites = find_sites(model)
+    seen: list[list[torch.Tensor]] = [[] for _ in sites]
+    handles = [
+        site.output.register_forward_pre_hook(lambda module, given, calls=calls: calls.append(given[0][0]))
+        for site, calls in zip(sites, seen, strict=True)
+    ]
+    with torch.no_grad():
+        model(**{name: tensor for name, tensor in row.items() if name != "labels"})
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def slow_output_norms(model: Any, batches: list[dict[str, torch.Tensor]]) -> list[list[float]]:
+    """For each site and unit that is left: the mean over sentences and tokens of the norm of what it adds."""
+    sites = find_sites(model)
+    totals = [[0.0] * len(site.survivors) for site in sites]
+    rows = [row for batch in batches for row in unpadded(batch)]
+    for row in rows:
+        for site, calls in zip(sites, slow_contexts(model, row), strict=True):
+            for context in calls:
+                units = zip(heads_of(site, context.mT), columns_of(site), strict=True)
+                for place, (own, columns) in enumerate(units):
+                    added = own.mT @ columns.mT  # (T, d)
+                    totals[site.index][place] += float(added.norm(dim=1).mean()) / len(rows)
+    return totals
+
+
+def slow_reconstruction(
+    model: Any, batches: list[dict[str, torch.Tensor]], ridge: float, weighted: bool = False
+) -> list[tuple[list[float], list[float]]]:
+    """For each site, by unit that is left: the error added in the best order of removal, and that of removing it alone.
+
+    Errors are those of lstsq, for every unit at every step, on the stacked inputs of the output map of each sentence
+    alone. `weighted`: tokens and directions by the squared gradients of the loss.
+    """
+    sites = find_sites(model)
+    inputs: list[list[torch.Tensor]] = [[] for _ in sites]
+    gradients: list[list[torch.Tensor]] = [[] for _ in sites]
+    rows = [row for batch in batches for row in unpadded(batch)]
+    for row in rows:
+        labels = row["labels"]
+        results: list[list[torch.Tensor]] = [[] for _ in sites]
+        handles = [
+            site.output.register_forward_hook(lambda module, given, result, found=found: found.append(result))
+            for site, found in zip(sites, results, strict=True)
+        ]
+        logits = model(**{name: tensor for name, tensor in row.items() if name != "labels"}).logits
+        for handle in handles:
+            handle.remove()
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        for site, calls in zip(sites, slow_contexts(model, row), strict=True):
+            inputs[site.index] += calls
+            found = torch.autograd.grad(loss, results[site.index], retain_graph=True)
+            gradients[site.index] += [gradient[0] for gradient in found]
+    scores = []
+    for site in sites:
+        x, squares = torch.cat(inputs[site.index]), torch.cat(gradients[site.index]).square()
+        weight = site.output.weight.detach()
+        weight = weight if isinstance(site.output, Conv1D) else weight.mT
+        shares = torch.full((len(x),), 1 / len(x), dtype=x.dtype)
+        if weighted:
+            shares, weight = squares.sum(1) / len(rows), weight * (squares.sum(0) / squares.sum()).sqrt()
+        mean = shares @ x / shares.sum() if site.output.bias is not None else torch.zeros_like(x[0])
+        a = (x - mean) * shares.sqrt()[:, None]
+        if site.survivors:
+            a = torch.cat([a, (ridge * a.square().sum(0).mean()).sqrt() * torch.eye(a.shape[1], dtype=a.dtype)])
+        channels = [each.tolist() for each in heads_of(site, torch.arange(a.shape[1]))]
+        scores.append(_slow_elimination(a, weight, channels))
+    return scores
+
+
+def _slow_elimination(a: torch.Tensor, weight: torch.Tensor, channels: list[list[int]]) -> tuple[list[float], ...]:
+    def error(gone: list[int]) -> float:
+        without = {channel for unit in gone for channel in channels[unit]}
+        kept = [channel for channel in range(a.shape[1]) if channel not in without]
+        fitted = torch.linalg.lstsq(a[:, kept], a @ weight).solution if kept else weight[:0]
+        return float((a @ weight - a[:, kept] @ fitted).square().sum())
+
+    units = range(len(channels))
+    added, gone, highest, before = [0.0] * len(units), list[int](), 0.0, 0.0
+    while len(gone) < len(units):
+        after, unit = min((error([*gone, unit]), unit) for unit in units if unit not in gone)
+        highest = max(highest, after - before)
+        added[unit], before = highest, after
+        gone.append(unit)
+    return added, [error([unit]) for unit in units]
+
+
+def slow_effects(model: Any, batches: list[dict[str, torch.Tensor]]) -> list[np.ndarray]:
+    """For each site (sentences, units left): the derivative of the loss by real gates on heads and neurons."""
+    sites = find_sites(model)
+    effects: list[list[np.ndarray]] = [[] for _ in sites]
+    for row in (row for batch in batches for row in unpadded(batch)):
+        labels = row.pop("labels")
+        values = {
+            site.index: torch.ones(len(site.survivors), dtype=model.dtype, requires_grad=True)
+            for site in sites
+            if site.survivors
+        }
+        with gates(sites, values):
+            loss = torch.nn.functional.cross_entropy(model(**row).logits, labels)
+        found = dict(zip(values, torch.autograd.grad(loss, list(values.values())), strict=True))
+        for site in sites:
+            effects[site.index].append(found[site.index].numpy() if site.survivors else np.zeros(0))
+    return [np.stack(rows) for rows in effects]

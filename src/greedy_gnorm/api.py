@@ -122,7 +122,7 @@ def score(
     worked = copy_sharing_weights(model) if as_it_is else working_copy(model, source, given)
     sites = find_sites(worked, given.units or "heads").use(savings_for(given))
     batches = batches.to(place)
-    if uses_own_labels(task, given):
+    if function.draws_labels or uses_own_labels(task, given):
         batches = with_drawn_labels(sites.model, batches)
     if out is None or not function.many_passes or world_size() > 1:
         return function(sites, shard(batches), chosen)
@@ -214,8 +214,9 @@ def prune(
         group_queries: What a head is where several query heads share a key and a value: "whole", such a group, or
             "each", one query head of each group of the layer. Default: "whole", or as the model was pruned before.
         recover: How quality is recovered after each step: "least-squares" fits the output projections, "gates" fits one
-            factor for each unit, "none" does nothing. "distill" fits like "least-squares" and trains the chosen model
-            at the end, towards the unpruned one. Default: the method's own.
+            factor for each unit, "mean" adds the mean outputs of removed units to biases, "none" does nothing.
+            "distill" fits like "least-squares" and trains the chosen model at the end, towards the unpruned one.
+            Default: the method's own.
         recover_steps: Steps of training, if `recover` is "distill".
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
             labels is enough; quality is then the agreement with the unpruned model.
@@ -333,8 +334,9 @@ def compress(
             "each", one query head of each group of the layer. Default: "whole", or as the model was pruned before.
         units: What is removed: "heads", feed-forward neurons ("ffn") or "both".
         recover: How quality is recovered after each step: "least-squares" fits the output projections, "gates" fits one
-            factor for each unit, "none" does nothing. "distill" fits like "least-squares" and trains the chosen model
-            at the end, towards the unpruned one. Default: the method's own.
+            factor for each unit, "mean" adds the mean outputs of removed units to biases, "none" does nothing.
+            "distill" fits like "least-squares" and trains the chosen model at the end, towards the unpruned one.
+            Default: the method's own.
         recover_steps: Steps of training, if `recover` is "distill".
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
             labels is enough; quality is then the agreement with the unpruned model.
@@ -491,7 +493,8 @@ def compare(
         data: A file, a folder, `hub:NAME[:CONFIG][:SPLIT]`, a list of rows (dicts), or a `datasets.Dataset`.
         out: The folder to write to.
         tokenizer: The model's tokenizer. Default: the one in the model's folder.
-        methods: "paper", "all", "joint" (heads and neurons), or names of methods; `gnorm methods` lists them.
+        methods: "paper", "all", "joint" or "all-joint" (heads and neurons), or names of methods; `gnorm methods` lists
+            them.
         runs: Runs of each method, each on another scoring sample.
         trajectories: Runs of the method "random".
         metric: The measure that rules, curves and choices use, such as "macro_f1" or "mcc". Default: the task's own.

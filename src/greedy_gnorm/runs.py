@@ -33,6 +33,7 @@ from greedy_gnorm.pruning.prepare import (
     on_device,
     prepare_run,
     recovery_for,
+    units_for,
 )
 from greedy_gnorm.pruning.run import OnStep, Run, at_step, sites_of, units_of, walk
 from greedy_gnorm.records.header import check_processes_agree, run_header, sources_of
@@ -258,4 +259,5 @@ def recovery_of(
     worked = convert(copy.deepcopy(model), device, dtype_for(model, settings))
     if EVALUATION in rows and uses_own_labels(task_of(model), settings):
         rows[EVALUATION] = with_predictions(worked, rows[EVALUATION])
-    return recovery_for(method, worked, rows, settings.recover_steps), rows.get(EVALUATION)
+    sites = find_sites(worked, units_for(settings))
+    return recovery_for(method, sites, rows, settings.recover_steps), rows.get(EVALUATION)

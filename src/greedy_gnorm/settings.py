@@ -195,12 +195,13 @@ class Settings(BaseModel):
     units: Literal["heads", "ffn", "both"] | None = _setting(
         None, "What is removed: heads, feed-forward neurons (ffn) or both. Default: the method's own.", UNITS
     )
-    recover: Literal["none", "least-squares", "gates", "distill"] | None = _setting(
+    recover: Literal["none", "least-squares", "gates", "mean", "distill"] | None = _setting(
         None,
         "How quality is recovered after units are removed: by fitting output projections and the classifier "
         "(least-squares), also by training the chosen model towards the unpruned one at the end (distill), by one "
-        "factor for each unit (gates), or none. Default: the method's own.",
-        "'none', 'least-squares', 'gates' or 'distill'",
+        "factor for each unit (gates), by the mean outputs of removed units in biases (mean), or none. Default: the "
+        "method's own.",
+        "'none', 'least-squares', 'gates', 'mean' or 'distill'",
     )
     recover_steps: Positive = _setting(300, "Steps of training, with --recover distill.")
     labels: Literal["data", "own"] = _setting(

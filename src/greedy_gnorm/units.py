@@ -162,6 +162,14 @@ class Scores(Shown):
         return Scores(mark(self.vectors), logs, {name: mark(part) for name, part in self.parts.items()}, self.sites)
 
 
+def in_order(values: Iterable[float]) -> list[float]:
+    """The values, each at least a little larger than all before it: sorting by them gives the order that they have."""
+    found: list[float] = []
+    for value in values:
+        found.append(max(value, math.nextafter(found[-1], math.inf)) if found else value)
+    return found
+
+
 def as_matrix(vectors: Sequence[Vector]) -> Matrix:
     """Stack vectors as the rows of a matrix, padding the shorter ones with NaN."""
     matrix = np.full((len(vectors), max(map(len, vectors))), np.nan)

@@ -23,7 +23,7 @@ from greedy_gnorm.model.sites import find_sites, weight_of
 from greedy_gnorm.passes.gradients import gradient_change
 from greedy_gnorm.pruning import loop
 from greedy_gnorm.pruning.curves import at_share, curve, mean_over_curve, units_before_drop
-from greedy_gnorm.pruning.methods import HEADS_ONLY, JOINTS, PAPER, methods_named
+from greedy_gnorm.pruning.methods import ALL_JOINTS, HEADS_ONLY, JOINTS, PAPER, methods_named
 from greedy_gnorm.report import charts
 from greedy_gnorm.report import comparison_figures as paper_figures
 from greedy_gnorm.report.tables import as_csv, as_markdown
@@ -263,6 +263,8 @@ def test_names_of_methods():
     assert set(PAPER) < set(every)
     assert set(HEADS_ONLY) - set(every) == {"attribution-greedy", "leave-one-out-greedy", "shapley-greedy"}
     assert methods_named("joint") == list(JOINTS)
+    assert methods_named("all-joint") == list(ALL_JOINTS)
+    assert set(JOINTS) < set(ALL_JOINTS)
     with pytest.raises(gg.GnormError, match="can't be compared at once"):
         methods_named("paper,joint-refit")
     assert methods_named("ae,paper")[0] == "ae"

@@ -25,7 +25,7 @@ from conftest import SHARED, both_batches, tiny_batch, tiny_model  # noqa: E402
 
 import greedy_gnorm as gg  # noqa: E402
 from greedy_gnorm.demo import prepare  # noqa: E402
-from greedy_gnorm.pruning.methods import HEADS_ONLY, METHODS  # noqa: E402
+from greedy_gnorm.pruning.methods import METHODS  # noqa: E402
 from greedy_gnorm.pruning.run import Run  # noqa: E402
 from greedy_gnorm.records.journal import chain_seals  # noqa: E402
 from greedy_gnorm.settings import Settings  # noqa: E402
@@ -33,6 +33,12 @@ from greedy_gnorm.units import Step, removed_by  # noqa: E402
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "albert", "albert-groups", "distilbert")
 """Those that 0.1.0 had."""
+SCORES = ("confidence", "michel", "michel-raw", "fisher", "tis", "attribution", "leave-one-out", "shapley", "magnitude")
+RECORDED_METHODS = (
+    "greedy-gnorm", "inverse-gnorm", "ae", "inverse-ae", "random", "gnorm-static", "ae-greedy",
+    *(name for score in SCORES for name in (score, f"{score}-greedy")),
+)  # fmt: skip
+"""The methods that 0.1.0 had."""
 FILE = HERE / "fingerprints.json"
 SCORING = [tiny_batch(seed=1), tiny_batch(rows=3, seed=2, longest=7)]
 EVALUATION = [tiny_batch(rows=7, seed=5), tiny_batch(rows=2, seed=6, longest=6)]
@@ -42,7 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"shapley": {"permutations": 3}, "attributi
 
 def names() -> list[str]:
     """All fixed runs: FAMILY METHOD SAVINGS; the paper's score also without the form that 0.1.0 computed otherwise."""
-    tiny = [f"{family} {method}" for family in FAMILIES for method in HEADS_ONLY]
+    tiny = [f"{family} {method}" for family in FAMILIES for method in RECORDED_METHODS]
     real = ["minilm-tweets greedy-gnorm", "demo greedy-gnorm"]
     return [f"{name} {how}" for name in (*tiny, *real) for how in (("all", "direct") if "gnorm" in name else ("all",))]
 

@@ -103,7 +103,21 @@ def test_processes_agree_with_one(launcher, processes, place, alone, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ae-greedy", "fisher-greedy", "leave-one-out", "shapley", "random"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "ae-greedy",
+        "fisher-greedy",
+        "leave-one-out",
+        "shapley",
+        "random",
+        "output-norm",
+        "kl-fisher-greedy",
+        "fisher-joint",
+        "reconstruction-greedy",
+        "reconstruction-loss-greedy",
+    ],
+)
 def test_every_kind_of_score_is_shared_out(method, place, tmp_path):
     more = ("--method", method)
     assert main([*map(str, pruning(place, tmp_path / "one", *more))]) == 0

@@ -246,7 +246,7 @@ def test_rules_by_multiplications(folder, rows):
         ({"shape": "8 by 128"}, "shape must be rows x tokens"),
         ({"units": "neurons"}, "units must be 'heads', 'ffn' or 'both'"),
         ({"labels": "none"}, "labels must be 'data' or 'own'"),
-        ({"recover": "magic"}, "recover must be 'none', 'least-squares', 'gates' or 'distill'"),
+        ({"recover": "magic"}, "recover must be 'none', 'least-squares', 'gates', 'mean' or 'distill'"),
         ({"shape": "8x4000", "speedup": 2}, "the model takes at most 48 tokens"),
         ({"min_heads": 4, "macs": 0.1, "protect": [0, 1]}, "all are protected"),
     ],

@@ -17,8 +17,9 @@ from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes import calibration as calibrations
 from greedy_gnorm.passes.calibration import Calibration
+from greedy_gnorm.passes.equations import NormalEquations
 from greedy_gnorm.recovery import least_squares
-from greedy_gnorm.recovery.least_squares import RIDGE, SOLVERS, NormalEquations, Recovery
+from greedy_gnorm.recovery.least_squares import RIDGE, SOLVERS, Recovery
 from greedy_gnorm.units import Unit
 
 ROWS = [tiny_batch(rows=40, seed=seed) for seed in (1, 2)] + [tiny_batch(rows=9, seed=3, longest=7)]
@@ -144,6 +145,8 @@ def fitted_maps_equal_lstsq(model):
 def test_two_orders_of_removal_give_one_model(family, name):
     model = tiny_model(family)
     recovery, units = recovery_for(model, name), cut_for(model)
+    if name == "mean" and not all(site.output.bias is not None for site in find_sites(model)):
+        pytest.skip("refused: see test_means.py")
     at_once = refitted(model, [units], recovery)
     in_turn = refitted(model, [[unit] for unit in reversed(units[:4])] + ([units[4:]] if units[4:] else []), recovery)
     for one, other in zip(at_once.model.parameters(), in_turn.model.parameters(), strict=True):
@@ -207,8 +210,7 @@ def test_fitting_brings_the_outputs_closer(family):
 
     plain = find_sites(copy.deepcopy(model))
     remove(plain, units)
-    fitted = {name: distance(refitted(model, [units], recovery_for(model, name))) for name in SOLVERS}
-    assert fitted["least-squares"] < distance(plain)
+    assert distance(refitted(model, [units], recovery_for(model))) < distance(plain)
 
 
 def test_the_limit_of_the_optimal_brain_surgeon(monkeypatch):

@@ -15,7 +15,7 @@ from greedy_gnorm.scores import SCORES
 from greedy_gnorm.units import FFN, Unit
 
 BATCHES = [tiny_batch(seed=1), tiny_batch(rows=3, seed=2, longest=7)]
-COMPARABLE = ["michel-raw", "fisher"]
+COMPARABLE = ["michel-raw", "fisher", "kl-fisher", "fisher-joint", "reconstruction-loss"]
 
 
 @pytest.fixture(params=["whole", "cut"])
@@ -135,11 +135,12 @@ def test_both_kinds_at_once_score_as_each_alone(model, score):
 
 
 def test_which_scores_mean_the_same_for_both_kinds():
-    assert [name for name in SCORES if SCORES[name].comparable] == ["michel-raw", "fisher"]
+    assert [name for name in SCORES if SCORES[name].comparable] == COMPARABLE
     able = [name for name in SCORES if FFN in SCORES[name].kinds]
-    assert able == ["gnorm", "michel", "michel-raw", "fisher", "random", "magnitude"]
+    others = ["confidence", "entropy", "tis", "attribution", "leave-one-out", "shapley"]
+    assert set(SCORES) - set(able) == set(others), "those of attention maps, and those that try each head"
 
 
 def test_a_score_of_attention_refuses_neurons():
-    with pytest.raises(gg.GnormError, match="entropy is not defined for neurons; these are: gnorm, michel"):
+    with pytest.raises(gg.GnormError, match="entropy is not defined for neurons; these are: gnorm, gnorm-plus, michel"):
         gg.score(tiny_model("bert"), BATCHES, score="entropy", units="both")

@@ -190,7 +190,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Methods = Annotated[
     Any,
     typer.Option(
-        parser=read_methods, metavar="TEXT", help="paper, all, or names from `gnorm methods`, separated by commas."
+        parser=read_methods,
+        metavar="TEXT",
+        help="paper, all, joint, all-joint, or names from `gnorm methods`, separated by commas.",
     ),
 ]
 Runtimes = Annotated[

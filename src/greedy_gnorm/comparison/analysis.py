@@ -16,7 +16,7 @@ from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.model.sizes import MEGABYTE
 from greedy_gnorm.pruning.budget import COMPARED, part_of
 from greedy_gnorm.pruning.curves import Walk, at_share, curve, knee_of, mean_over_curve, units_before_drop
-from greedy_gnorm.pruning.methods import JOINTS, RANDOMS
+from greedy_gnorm.pruning.methods import ALL_JOINTS, RANDOMS
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import EXPERIMENT_FILE, RUN_FILE, Journal, read_header
 from greedy_gnorm.shown import Shown
@@ -66,7 +66,7 @@ class Comparison(Shown):
     @property
     def joint(self) -> bool:
         """Whether heads and neurons were removed together, towards shares of the multiplications."""
-        return set(self.curves) <= set(JOINTS)
+        return set(self.curves) <= set(ALL_JOINTS)
 
     @property
     def heads(self) -> int:

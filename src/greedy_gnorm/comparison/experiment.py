@@ -64,7 +64,7 @@ from greedy_gnorm.records.files import RESUME, locked, write_json, writing_to
 from greedy_gnorm.records.header import asked_for, check_processes_agree, run_header
 from greedy_gnorm.records.journal import EXPERIMENT_FILE, Journal, check_folder, check_same
 from greedy_gnorm.records.kept import KeptScoring
-from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
+from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery, check_recovery
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.objectives import with_reference
 from greedy_gnorm.tasks.task import task_of, uses_own_labels
@@ -301,6 +301,8 @@ def _bench(
     warn_of_overlap([row.source for row in pool], [row.source for row in rows])
     device = device_for(given)
     sites = find_sites(convert(copy.deepcopy(model), device, dtype_for(model, given)), units)
+    for name in names:
+        check_recovery(METHODS[name].recover, sites)
     evaluation = encode(rows, model, tokenizer, task, given, "evaluation").to(device)
     if is_first():
         warn_of_few_rows(evaluation.data_rows)
@@ -324,7 +326,7 @@ def _plan(bench: Bench, part: Part) -> Plan:
     scoring = (
         encode(rows, bench.model, bench.tokenizer, task_of(bench.model), given).to(device).sharing(bench.evaluation)
     )
-    if uses_own_labels(task_of(bench.model), given):
+    if score.draws_labels or uses_own_labels(task_of(bench.model), given):
         scoring = with_drawn_labels(bench.sites.model, scoring)
     if objective.needs_reference:
         scoring = with_reference(bench.sites.model, scoring)

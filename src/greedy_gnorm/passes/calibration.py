@@ -29,6 +29,7 @@ from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.modes import evaluating, frozen
 from greedy_gnorm.model.sites import Site, Sites, Sum, features
 from greedy_gnorm.passes.layers import layer_output, replace_forward
+from greedy_gnorm.passes.processes import add_up
 from greedy_gnorm.tasks.task import task_of
 
 BY_GRADIENT = 0.5
@@ -161,6 +162,27 @@ class Calibration:
             yield Sample(_rows(batch, inputs), target.sums - _rows(batch, results)), target
 
     @cached_property
+    def input_means(self) -> list[Tensor]:
+        """The means of what the output map of each site receives in the unpruned model, (D,) in float64.
+
+        They are over the rows of all processes, with the weights of tokens that targets have.
+        """
+        sums = [torch.zeros(features(site.output)[0], dtype=torch.float64) for site in self.original]
+        totals = torch.zeros(len(sums), dtype=torch.float64)
+        for number, batch in enumerate(self.batches):
+            weights = [self.target(site, number).weights for site in self.original]
+            found: list[list[Tensor]] = [[] for _ in sums]
+            with ExitStack() as stack, evaluating(self.original.model), torch.no_grad():
+                for site, own in zip(self.original, found, strict=True):
+                    stack.enter_context(_before(site.output, own.append))
+                task_of(self.original.model).outputs(self.original.model, batch)
+            for index, (own, each) in enumerate(zip(found, weights, strict=True)):
+                sums[index] += (each.double() @ _rows(batch, own).double()).cpu()
+                totals[index] += each.sum(dtype=torch.float64).cpu()
+        sums = [add_up(each) for each in sums]
+        return [each / total for each, total in zip(sums, add_up(totals), strict=True)]
+
+    @cached_property
     def classifier(self) -> str | None:
         """The name of the linear map that runs last, after all sites; none for vocabularies and bare encoders."""
         model, called = self.original.model, list[str]()
@@ -284,7 +306,7 @@ def _through_layers(
 
 @contextmanager
 def _from_inputs(site: Site, batch: Batch, inputs: Tensor) -> Iterator[None]:
-    """A site runs from what its output map receives at real tokens; its input maps return zeros, which nothing reads."""
+    """A site runs from what its output map receives at real tokens; its input maps return zeros that nothing reads."""
 
     def zeros(width: int) -> Callable[[Tensor], Tensor]:
         return lambda given: given.new_zeros((*given.shape[:-1], width))

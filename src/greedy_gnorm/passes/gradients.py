@@ -29,6 +29,8 @@ from greedy_gnorm.model.sites import Site, Sites, weight_of
 from greedy_gnorm.passes.layers import CONTEXT, RESULT, Trace, backward, site_gradients
 from greedy_gnorm.passes.maps import attention_maps
 from greedy_gnorm.passes.means import row_means
+from greedy_gnorm.passes.processes import gather_rows
+from greedy_gnorm.phases import counted
 from greedy_gnorm.tasks.objectives import Objective
 from greedy_gnorm.units import ATTENTION, FFN, Matrix, Unit, Vector
 
@@ -257,6 +259,20 @@ def gate_gradients(sites: Sites, batch: Batch, objective: Objective) -> list[Ten
     for site, products in _gate_products(sites, batch, objective):
         _add(found, site, site.by_unit(products.sum(1, dtype=torch.float64)).sum(-1))
     return _of_all_sites(found, sites, batch)
+
+
+def gate_table(sites: Sites, batches: Batches, objective: Objective) -> list[Matrix]:
+    """The derivatives of every row by a gate on each unit, (rows, survivors) per site, rows in the order of the data.
+
+    The rows are those of all processes.
+    """
+    tables: list[Tensor] = []
+    with frozen(sites.model):
+        for batch in counted(batches.items, "Scoring", "batch"):
+            tables.append(torch.cat([each.cpu() for each in gate_gradients(sites, batch, objective)], dim=1))
+    table = gather_rows(tables, [batch.rows for batch in batches]).numpy()
+    ends = np.cumsum([len(site.survivors) for site in sites])[:-1]
+    return np.split(table, ends, axis=1)
 
 
 def token_gate_squares(sites: Sites, batch: Batch, objective: Objective) -> list[Tensor]:

@@ -83,15 +83,29 @@ METHODS.add("joint-gnorm", Method("gnorm", EVERY_STEP, units="both"))
 METHODS.add("joint-magnitude", Method("magnitude", NEVER, units="both"))
 METHODS.add(JOINT_RANDOM, Method("random", NEVER, units="both"))
 
-HEADS_ONLY = tuple(name for name in METHODS if not METHODS[name].in_rounds)
 JOINTS = tuple(name for name in METHODS if METHODS[name].in_rounds)
+"""The methods of heads and neurons that the documentation compares."""
+
+METHODS.add("joint-mean", Method("fisher", EVERY_STEP, units="both", recover="mean"))
+METHODS.add("joint-kl-fisher", Method("kl-fisher", EVERY_STEP, units="both", recover="least-squares"))
+METHODS.add("joint-fisher-joint", Method("fisher-joint", EVERY_STEP, units="both", recover="least-squares"))
+METHODS.add("joint-reconstruction", Method("reconstruction", EVERY_STEP, units="both", recover="least-squares"))
+METHODS.add(
+    "joint-reconstruction-loss", Method("reconstruction-loss", EVERY_STEP, units="both", recover="least-squares")
+)
+METHODS.add("joint-gnorm-plus", Method("gnorm-plus", EVERY_STEP, units="both"))
+METHODS.add("joint-output-norm", Method("output-norm", EVERY_STEP, units="both"))
+
+HEADS_ONLY = tuple(name for name in METHODS if not METHODS[name].in_rounds)
+ALL_JOINTS = tuple(name for name in METHODS if METHODS[name].in_rounds)
 """The methods that remove heads and neurons together."""
 
 
 def methods_named(text: str | Sequence[str]) -> list[str]:
-    """The names of methods in `a,b,c`, `paper` (the paper's five), `all` (of heads) or `joint` (heads and neurons).
+    """The names of methods in `a,b,c`, `paper` (the paper's five), `all` (of heads), `joint` or `all-joint`.
 
-    `all` omits the greedy versions of scores that take many passes; they can be given by name.
+    `joint` are the methods of heads and neurons that the documentation compares, `all-joint` are all of them. `all`
+    omits the greedy versions of scores that take many passes; they can be given by name.
     """
     names = text.split(",") if isinstance(text, str) else list(text)
     found: list[str] = []
@@ -102,11 +116,14 @@ def methods_named(text: str | Sequence[str]) -> list[str]:
             found += [each for each in HEADS_ONLY if not (METHODS[each].recompute and _takes_many_passes(each))]
         elif name == "joint":
             found += JOINTS
+        elif name == "all-joint":
+            found += ALL_JOINTS
         elif name:
             METHODS[name]
             found.append(name)
     if not found:
-        raise GnormError(f"Name the methods to compare: paper, all, joint, or some of {', '.join(METHODS)}.")
+        groups = "paper, all, joint, all-joint"
+        raise GnormError(f"Name the methods to compare: {groups}, or some of {', '.join(METHODS)}.")
     kinds = {METHODS[each].in_rounds for each in found}
     if len(kinds) > 1:
         raise GnormError(
@@ -146,7 +163,7 @@ def resolve_score(name: str, given: Settings) -> tuple[Score, Objective]:
 def check_joint(name: str) -> None:
     """Refuse a method that does not remove heads and neurons together."""
     if not METHODS[name].in_rounds:
-        raise GnormError(f"gnorm compress takes the methods {', '.join(JOINTS)}; {name} is for gnorm prune.")
+        raise GnormError(f"gnorm compress takes the methods {', '.join(ALL_JOINTS)}; {name} is for gnorm prune.")
 
 
 def objective_for(score: Score, given: Settings) -> Objective:

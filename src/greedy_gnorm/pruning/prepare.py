@@ -41,7 +41,7 @@ from greedy_gnorm.pruning.loop import Plan, Protection
 from greedy_gnorm.pruning.methods import DISTILL, METHODS, Method, resolve_method
 from greedy_gnorm.pruning.rules import Rules, Situation, compression_rules, parse_rules
 from greedy_gnorm.recovery.distillation import Distillation
-from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
+from greedy_gnorm.recovery.least_squares import MEAN, SOLVERS, Recovery, check_recovery
 from greedy_gnorm.settings import TARGETS, Savings, Settings
 from greedy_gnorm.tasks.objectives import with_reference
 from greedy_gnorm.tasks.task import AGREEMENT, Task, task_of, uses_own_labels
@@ -84,6 +84,8 @@ def prepare_run(
         sets |= {use: with_predictions(sites.model, sets[use]) for use in (EVALUATION, TEST) if use in sets}
     else:
         sets[SCORING] = sets[SCORING].sharing(sets[EVALUATION])
+        if score.draws_labels:
+            sets[SCORING] = with_drawn_labels(sites.model, sets[SCORING])
     own = shard(sets[SCORING])
     measure = quality_measure(sites.model, settings, sets[EVALUATION])
     check_judged(task_of(model), sets, measure)
@@ -103,7 +105,7 @@ def prepare_run(
         protection,
         costs,
         budget,
-        recovery_for(method, sites.model, sets, settings.recover_steps),
+        recovery_for(method, sites, sets, settings.recover_steps),
     )
     last = TEST if TEST in sets else EVALUATION  # the rows that eval_data gives
     rows = {use: (eval_data if use == last and eval_data is not None else data, sets[use]) for use in sets}
@@ -175,15 +177,17 @@ def costs_for(
     return Costs(sites, size, shape, times)
 
 
-def recovery_for(method: Method, model: Any, sets: Mapping[str, Batches], steps: int) -> Recovery | None:
+def recovery_for(method: Method, sites: Sites, sets: Mapping[str, Batches], steps: int) -> Recovery | None:
     """What fits the output maps of the pruned model again, if anything does, and trains it in so many steps, if asked.
 
     The model is still unpruned.
     """
     if method.recover == "none":
         return None
-    rows, original = sets[CALIBRATION], find_sites(copy_sharing_weights(model))
-    warn_of_few_tokens(rows, max(len(site.survivors) * site.output_size for site in original))
+    check_recovery(method.fit, sites)
+    rows, original = sets[CALIBRATION], find_sites(copy_sharing_weights(sites.model))
+    if method.fit != MEAN:
+        warn_of_few_tokens(rows, max(len(site.survivors) * site.output_size for site in original))
     training = Distillation(original, rows, steps) if method.recover == DISTILL else None
     return Recovery(method.fit, SOLVERS[method.fit], Calibration(original, shard(rows)), training=training)
 

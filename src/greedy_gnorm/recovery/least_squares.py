@@ -8,26 +8,31 @@ that are left,
 
 Sites are fitted from the bottom, each after those below it. Modules that several layers share are fitted to the
 unpruned model's own inputs, all applications at once. At last, the classifier is fitted to what it returns in the
-unpruned model. The result depends on the unpruned model, the units that are removed and the rows, not on the order of
-removal: any step of a run can be rebuilt.
+unpruned model.
+
+Much less is done by means: the weights stay, and what the removed units returned on average in the unpruned model is
+added to the bias, b = b0 + mean(X_R) W_R.
+
+The result depends on the unpruned model, the units that are removed and the rows, not on the order of removal: any step
+of a run can be rebuilt.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from greedy_gnorm.errors import NonFiniteScore
+from greedy_gnorm.errors import NonFiniteScore, UnsupportedModel
 from greedy_gnorm.model.modeling_pruned import kept_channels
 from greedy_gnorm.model.modes import evaluating
 from greedy_gnorm.model.sites import Site, Sites, find_sites, weight_of
 from greedy_gnorm.passes.calibration import Calibration, Sample, Target
-from greedy_gnorm.passes.processes import gather_tensors, world_size
+from greedy_gnorm.passes.equations import NormalEquations
 from greedy_gnorm.phases import counted, phase
 from greedy_gnorm.recovery.distillation import Distillation
 
@@ -35,98 +40,6 @@ log = logging.getLogger("greedy_gnorm")
 
 RIDGE = 0.01
 """The weight of the original weights, relative to the mean square of an input."""
-
-
-BLOCK = 256
-"""Columns of X'X that are computed at once."""
-
-
-class NormalEquations:
-    """The count, the means and the centred products of inputs, (N, D), and targets, (N, d), added batch by batch."""
-
-    def __init__(self, inputs: int, outputs: int, device: torch.device | None = None) -> None:
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=device)
-
-        self.count = 0.0  # the sum of the weights
-        self.mean_input, self.mean_target = zeros(inputs), zeros(outputs)
-        self.squares, self.products = zeros(inputs, inputs), zeros(inputs, outputs)
-
-    def add(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> None:
-        """Add rows with weights, (N,); each batch is centred by its own means, which keeps digits in float32."""
-        total = float(weights.sum(dtype=torch.float64))
-        if not total:
-            return
-        shares = (weights.double() / total)[None]  # (1, N)
-        means = (shares @ inputs.double())[0], (shares @ targets.double())[0]
-        x, y = inputs - means[0].to(inputs.dtype), targets - means[1].to(targets.dtype)
-        # What is left of the means after rounding them to the precision of the rows
-        shift = (shares @ x.double())[0], (shares @ y.double())[0]
-        root = weights.sqrt()[:, None].to(x.dtype)
-        x, y = x * root, y * root
-        self._add_squares(x)
-        self.squares.addr_(shift[0], shift[0], alpha=-total)
-        self.products.add_(x.mT @ y).addr_(shift[0], shift[1], alpha=-total)
-        self._merge_means(total, *means)
-
-    def _add_squares(self, x: Tensor) -> None:
-        """Add X'X block by block; it is symmetric, so the blocks below the diagonal are copies."""
-        for start in range(0, x.shape[1], BLOCK):
-            end = min(start + BLOCK, x.shape[1])
-            upper = x[:, start:end].mT @ x[:, start:]
-            self.squares[start:end, start:].add_(upper)
-            self.squares[end:, start:end].add_(upper[:, end - start :].mT)
-
-    def at(self, channels: Sequence[int]) -> NormalEquations:
-        """The equations of some of the inputs."""
-        places = torch.tensor(channels, dtype=torch.long, device=self.squares.device)
-        part = NormalEquations(len(channels), len(self.mean_target), self.squares.device)
-        part.count, part.mean_target = self.count, self.mean_target
-        part.mean_input, part.products = self.mean_input[places], self.products[places]
-        part.squares = self.squares[places][:, places]
-        return part
-
-    def merge(self, other: NormalEquations) -> None:
-        """Add the rows of other equations."""
-        self.squares += other.squares
-        self.products += other.products
-        if other.count:
-            self._merge_means(other.count, other.mean_input, other.mean_target)
-
-    def _merge_means(self, count: float, mean_input: Tensor, mean_target: Tensor) -> None:
-        total = self.count + count
-        apart = mean_input - self.mean_input, mean_target - self.mean_target
-        between = self.count * count / total
-        self.squares.addr_(apart[0], apart[0], alpha=between)
-        self.products.addr_(apart[0], apart[1], alpha=between)
-        self.mean_input += apart[0] * (count / total)
-        self.mean_target += apart[1] * (count / total)
-        self.count = total
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return len(self.mean_input), len(self.mean_target)
-
-    def gathered(self) -> NormalEquations:
-        """The equations of all processes together."""
-        if world_size() == 1:
-            return self
-        own = torch.cat(
-            [
-                torch.tensor([self.count], dtype=torch.float64),
-                *(part.flatten().cpu() for part in (self.mean_input, self.mean_target, self.squares, self.products)),
-            ]
-        )
-        whole = NormalEquations(*self._shape, self.squares.device)
-        for share in gather_tensors(own):
-            part = NormalEquations(*self._shape, self.squares.device)
-            part.count = float(share[0])
-            rest = share[1:].to(self.squares.device)
-            for target in (part.mean_input, part.mean_target, part.squares, part.products):
-                target.copy_(rest[: target.numel()].view_as(target))
-                rest = rest[target.numel() :]
-            whole.merge(part)
-        return whole
 
 
 Fit = tuple[Tensor, Tensor | None]
@@ -180,17 +93,17 @@ Solver = Callable[[NormalEquations, Tensor, Tensor | None, Site], Fit]
 
 @dataclass(frozen=True)
 class Recovery:
-    """Fits the output maps of a pruned model on calibration rows."""
+    """Fits the output maps of a pruned model on calibration rows; without a solver, removed units leave their means."""
 
     name: str
-    solver: Solver
+    solver: Solver | None
     calibration: Calibration
     shared: dict[int, NormalEquations] = field(default_factory=dict)  # of modules that several layers share, by site
     training: Distillation | None = None  # of a step that is taken, after it was fitted
 
     @property
     def classifier(self) -> str | None:
-        """The name of the classifier, if it is fitted too; gates are for units alone."""
+        """The name of the classifier, if it is fitted too; gates and means are for units alone."""
         return self.calibration.classifier if self.solver is fit_weights else None
 
     @property
@@ -208,7 +121,9 @@ class Recovery:
         if not any(map(self._is_cut, everything)):
             return
         with evaluating(sites.model), evaluating(self.calibration.original.model), torch.no_grad():
-            if everything.layers:
+            if self.solver is None:
+                self._add_means(everything)
+            elif everything.layers:
                 self._fit_layers(everything)
             else:
                 self._fit_shared(everything)
@@ -216,6 +131,16 @@ class Recovery:
                 self._fit_classifier(everything, classifier)
         for site in sites:
             site.version += 1
+
+    def _add_means(self, sites: Sites) -> None:
+        """Add what the removed units of each site returned on average to the bias of its output map."""
+        check_recovery(self.name, [site for site in sites if self._is_cut(site)])
+        for site in filter(self._is_cut, sites):
+            whole, bias = _parameters_of(self.calibration.original[site.index].output)
+            assert bias is not None
+            means = self.calibration.input_means[site.index].to(whole.device, copy=True)
+            means[self._channels(site)] = 0  # what units that are left return is no part of the bias
+            _set_map(site.output, self._original(site)[0], bias.double() + means @ whole.double())
 
     def _fit_layers(self, sites: Sites) -> None:
         """Fit a stack of layers from the bottom; below the lowest removed unit nothing changes."""
@@ -244,6 +169,7 @@ class Recovery:
                 self._fit(site, self.shared[site.index].at(self._channels(site)), weight, bias)
 
     def _fit(self, site: Site, equations: NormalEquations, weight: Tensor, bias: Tensor | None) -> None:
+        assert self.solver is not None
         _set_map(site.output, *self.solver(equations, weight.double(), _double(bias), site))
 
     def _fit_classifier(self, sites: Sites, name: str) -> None:
@@ -304,5 +230,16 @@ def _set_map(linear: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
             setattr(linear, name, new)
 
 
-SOLVERS: dict[str, Solver] = {"least-squares": fit_weights, "gates": fit_gates}
+MEAN = "mean"
+SOLVERS: dict[str, Solver | None] = {"least-squares": fit_weights, "gates": fit_gates, MEAN: None}
 """How quality can be recovered without training."""
+
+
+def check_recovery(name: str, sites: Iterable[Site]) -> None:
+    """Refuse to add means to output maps that have no bias."""
+    without = next((site for site in sites if site.output.bias is None), None)
+    if name == MEAN and without is not None:
+        raise UnsupportedModel(
+            f"The output projection of {without} has no bias to which the means of removed units could be added: "
+            f"recover by least-squares or gates instead of {MEAN}."
+        )

@@ -5,7 +5,7 @@ which takes seconds to load: each of them imports what it computes with when it 
 """
 
 # ruff: noqa: I001  (imported in the order of registration, the paper's score first)
-from greedy_gnorm.scores import gnorm, entropy, taylor, attribution, removal, baselines
+from greedy_gnorm.scores import gnorm, entropy, taylor, joint, attribution, removal, output, reconstruction, baselines
 from greedy_gnorm.scores.registry import SCORES, Score, ScoreFunction, score, score_with
 
 __all__ = [
@@ -16,6 +16,9 @@ __all__ = [
     "baselines",
     "entropy",
     "gnorm",
+    "joint",
+    "output",
+    "reconstruction",
     "removal",
     "score",
     "score_with",

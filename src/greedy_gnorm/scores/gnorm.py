@@ -1,4 +1,4 @@
-"""The paper's score."""
+"""The paper's score, as it is and normalised by layer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from greedy_gnorm.scores.registry import score
-from greedy_gnorm.units import ATTENTION, FFN, Scores
+from greedy_gnorm.units import ATTENTION, FFN, Scores, Vector
 
 if TYPE_CHECKING:
     from greedy_gnorm.data.batches import Batches
@@ -35,3 +35,31 @@ def gnorm(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     with np.errstate(divide="ignore"):  # a head without gradient has the logarithm -inf and is removed first
         logs = [np.log(stacked).sum(0) for stacked in by_site]
     return Scores([stacked.prod(0) for stacked in by_site], logs, norms)
+
+
+@score(
+    "gnorm-plus",
+    about="the score gnorm, normalised by layer",
+    paper="Guo and Sheridan 2026; Michel et al. 2019",
+    cost="1 forward, 1 backward",
+    objective="logit-norm",
+    kinds=(ATTENTION, FFN),
+)
+def gnorm_plus(sites: Sites, batches: Batches, objective: Objective) -> Scores:
+    """The product of the mean norms of the unit's gradients, divided by the l2 norm of these products in its layer.
+
+    Gradients are smaller in some layers than in others, and a product of three of them much smaller: without the
+    division, whole layers are removed first. It is made in logarithms, in which the products can't underflow.
+    """
+    found = gnorm(sites, batches, objective)
+    logs = [_normalised(vector) for vector in found.keys]
+    return Scores([np.exp(vector) for vector in logs], logs, found.parts)
+
+
+def _normalised(logs: Vector) -> Vector:
+    """The logarithms of values that are divided by their l2 norm; NaN is left out."""
+    largest = np.nanmax(logs, initial=-np.inf)
+    if largest == -np.inf:  # no unit is left, or none has a gradient
+        return logs
+    normalised: Vector = logs - largest - np.log(np.nansum(np.exp(2 * (logs - largest)))) / 2
+    return normalised

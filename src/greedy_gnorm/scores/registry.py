@@ -27,7 +27,8 @@ class Score:
     """A named function; `objective` is its default objective, None if it does not use one.
 
     `kinds` are the kinds of sites that it can score. If it is `comparable`, a score means the same for all of them and
-    in every layer, so that heads and neurons can be ranked together; otherwise units are ranked within a kind.
+    in every layer, so that heads and neurons can be ranked together; otherwise units are ranked within a kind. One
+    that `draws_labels` is given rows with labels drawn from the unpruned model in place of the data's.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Score:
     function: ScoreFunction
     kinds: tuple[str, ...] = (ATTENTION,)
     comparable: bool = False
+    draws_labels: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, sites: Sites, batches: Batches, objective: Objective) -> Scores:
@@ -63,7 +65,9 @@ class Score:
         return (self.name, *sorted(self.defaults().items()))
 
     def asks_for_labels(self, objective: Objective) -> bool:
-        """Whether the scoring rows must have labels."""
+        """Whether the data must give labels for the scoring rows."""
+        if self.draws_labels:
+            return False
         return self.needs_labels or (self.objective is not None and objective.needs_labels)
 
     def defaults(self) -> dict[str, Any]:
@@ -88,15 +92,15 @@ def score(
     many_passes: bool = False,
     kinds: tuple[str, ...] = (ATTENTION,),
     comparable: bool = False,
+    draws_labels: bool = False,
 ) -> Callable[[ScoreFunction], ScoreFunction]:
     """Register a function as a score; `cost` says how many passes it takes, `many_passes` whether more than two."""
 
     def register(function: ScoreFunction) -> ScoreFunction:
         if objective is not None:
             OBJECTIVES[objective]
-        SCORES.add(
-            name, Score(name, about, paper, cost, objective, needs_labels, many_passes, function, kinds, comparable)
-        )
+        own = (about, paper, cost, objective, needs_labels, many_passes, function, kinds, comparable, draws_labels)
+        SCORES.add(name, Score(name, *own))
         return function
 
     return register

@@ -72,6 +72,25 @@ def fisher(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     return Scores(_gate_effects(sites, batches, objective, lambda effect: effect.square()))
 
 
+@score(
+    "kl-fisher",
+    about="the squared effect of a gate on the unit, with labels drawn from the unpruned model",
+    paper="Kwon et al. 2022",
+    cost=f"{ONE_BACKWARD}, 1 forward before the run",
+    objective="loss",
+    kinds=(ATTENTION, FFN),
+    comparable=True,
+    draws_labels=True,
+)
+def kl_fisher(sites: Sites, batches: Batches, objective: Objective) -> Scores:
+    """The mean squared derivative of the gate, for labels drawn from the unpruned model's own distribution.
+
+    For such labels the loss is the divergence from the unpruned model, up to a constant, on average: half of the score
+    is how much the divergence grows, to second order, when a gate of the unpruned model closes. No labels are needed.
+    """
+    return fisher(sites, batches, objective)
+
+
 def _gate_effects(
     sites: Sites, batches: Batches, objective: Objective, size: Callable[[Tensor], Tensor]
 ) -> list[Vector]:
