@@ -17,13 +17,17 @@ from twins import slow_distillation_loss, unpadded
 import greedy_gnorm as gg
 from greedy_gnorm.cli.app import main
 from greedy_gnorm.data.batches import ready_batches
+from greedy_gnorm.data.sets import TEST
 from greedy_gnorm.errors import NonFiniteScore
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.surgery import remove
+from greedy_gnorm.pruning.prepare import load_inputs, load_sets
+from greedy_gnorm.pruning.run import at_step
 from greedy_gnorm.records.journal import Journal
 from greedy_gnorm.records.training import TRAINING_FILE, KeptTraining
 from greedy_gnorm.recovery import distillation
 from greedy_gnorm.recovery.distillation import TEMPERATURE, Distillation, Targets, rate, trained_parameters
+from greedy_gnorm.settings import Settings
 from greedy_gnorm.units import Unit
 
 pytestmark = pytest.mark.filterwarnings("ignore:The calibration rows have")
@@ -495,14 +499,21 @@ def test_a_model_on_several_devices_is_refused(folder):
 
 
 @pytest.mark.slow
-def test_a_trained_model_comes_back(minilm):
-    """A third of the multiplications are left; accuracy on test rows, and the divergence on rows not trained on."""
-    options = {"macs": 0.3, "rounds": 3, "samples": 64, "calibration_tokens": 16384, "eval_samples": 400}
-    run = gg.compress(
-        minilm, shared("data/tweets.jsonl"), recover="distill", recover_steps=60, labels="own", measure_speed=False,
-        **options,
-    )  # fmt: skip
-    fitted, trained = run.distilled["quality"]["loss"]
-    assert trained < fitted
-    fitted, trained = run.distilled["quality"]["agreement"]
-    assert trained > fitted - 0.005
+def test_a_trained_model_comes_closer_on_rows_that_it_was_not_trained_on(minilm):
+    """Cut to 30 % of the multiplications in one round, and trained on some 600 tweets; the rows are 400 test rows."""
+    given = {"macs": 0.3, "rounds": 1, "samples": 64, "calibration_tokens": 16384, "eval_samples": 400}
+    data = str(shared("data/tweets.jsonl"))
+    run = gg.compress(minilm, data, measure_speed=False, recover="distill", recover_steps=150, **given)
+    fitted = at_step(run.unpruned, run.steps, 1, "both", replace(run.recovery, training=None))
+    settings = Settings(method="joint-refit", **given)
+    rows = load_sets(*load_inputs(str(minilm), None, settings, "both"), data, None, settings)[TEST]
+    before, after = (divergence(run.unpruned, model, rows) for model in (fitted, run.model))
+    assert after < 0.97 * before
+
+
+def divergence(unpruned, model, rows):
+    """The mean divergence of a classifier from another, in float32."""
+    one, other = (copy.deepcopy(each).float() for each in (unpruned, model))
+    with torch.no_grad():
+        found = [[each(**batch.inputs).logits.log_softmax(-1) for each in (one, other)] for batch in rows]
+    return sum(float((p.exp() * (p - q)).sum()) for p, q in found) / rows.rows
