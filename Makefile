@@ -31,8 +31,9 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# With DEVICE=cuda, on a GPU
 bench: $(READY)
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/speed.py $(if $(DEVICE),--device $(DEVICE))
 
 bench-quick: $(READY)
 	$(BIN)/python benchmarks/speed.py --quick

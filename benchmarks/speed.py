@@ -44,6 +44,7 @@ from greedy_gnorm.units import removed_by
 LOGIT_NORM = OBJECTIVES["logit-norm"]
 PAGE = "performance.md"
 KEPT = 4096 * 2**20
+DEVICE = torch.device("cpu")
 
 Work = Callable[[], Any]
 
@@ -60,7 +61,7 @@ def sentences(count: int, shortest: int, longest: int, tokens_per_batch: int = 2
         Batch(padded([tokenised[place] for place in group], fill), labels[group], tuple(group))
         for group in bucketed(lengths, tokens_per_batch)
     ]
-    return Batches(tuple(items), f"{count} sentences of {shortest} to {longest} tokens")
+    return Batches(tuple(items), f"{count} sentences of {shortest} to {longest} tokens").to(DEVICE)
 
 
 def bert(**changes: Any) -> Sites:
@@ -76,7 +77,7 @@ def albert() -> Sites:
 
 def _random(config: Any) -> Sites:
     torch.manual_seed(0)
-    return find_sites(AutoModelForSequenceClassification.from_config(config).eval(), "heads")
+    return find_sites(AutoModelForSequenceClassification.from_config(config).eval().to(DEVICE), "heads")
 
 
 def score(sites: Sites, batches: Batches) -> Any:
@@ -84,8 +85,11 @@ def score(sites: Sites, batches: Batches) -> Any:
 
 
 def seconds(work: Work) -> float:
+    """The time of some work; a GPU has finished it."""
     start = time.perf_counter()
     work()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
@@ -131,7 +135,7 @@ def trajectory(sites: Sites, batches: Batches, steps: int | None = None) -> tupl
 
 def memory(what: str) -> float:
     """The peak memory of a fresh process that runs the model once, or scores once, in megabytes."""
-    command = [sys.executable, __file__, "--memory", what]
+    command = [sys.executable, __file__, "--memory", what, "--device", str(DEVICE)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -141,6 +145,9 @@ def _memory_here(what: str) -> None:
         plain_forward(sites.model, batches)
     if what == "scoring":
         score(sites, batches)
+    if DEVICE.type == "cuda":
+        print(torch.cuda.max_memory_allocated() / 2**20)
+        return
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     print(next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM")))
 
@@ -222,7 +229,7 @@ def inexact() -> list[list[str]]:
     cells, orders, unit = [], {}, 0.0
     for name, changes in ways.items():
         start = time.perf_counter()
-        run = gg.prune(assets.model, str(assets.data), **{**settings, **changes})
+        run = gg.prune(assets.model, str(assets.data), device=str(DEVICE), **{**settings, **changes})
         spent = time.perf_counter() - start
         unit = unit or spent
         order = removed_by(run.steps)
@@ -271,8 +278,8 @@ def full() -> None:
     grown = growth()
     draw(grown)
     rough = inexact()
-    write(PAGE, "how", f"{torch.get_num_threads()} threads, torch {torch.__version__.partition('+')[0]}, "
-          f"{platform.machine()}, float32.")  # fmt: skip
+    version = torch.__version__.partition("+")[0]
+    write(PAGE, "how", f"{torch.get_num_threads()} threads, torch {version}, {platform.machine()}, {DEVICE}, float32.")
     write(PAGE, "ratios", as_markdown(["work", "measure", "to reach", "measured"], rows))
     write(PAGE, "profile", as_markdown(["operation", "share"], profile))
     tables = [
@@ -313,11 +320,14 @@ def draw(grown: dict[str, tuple[Sequence[int], Times]]) -> None:
 
 
 def main() -> None:
+    global DEVICE
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the main ratios as JSON")
     parser.add_argument("--walk", action="store_true", help="the 144 steps alone")
     parser.add_argument("--memory", choices=("forward", "scoring"), help=argparse.SUPPRESS)
+    parser.add_argument("--device", type=torch.device, default=DEVICE, help="where models run: cpu or cuda")
     given = parser.parse_args()
+    DEVICE = given.device
     if given.memory:
         _memory_here(given.memory)
     elif given.walk:

@@ -22,7 +22,7 @@ def _saving(about: str) -> Any:
 class Savings:
     """Which savings are on, and how many bytes may be kept between passes."""
 
-    kept_layers: bool = _saving("layers below a change are not run again")
+    kept_layers: bool = _saving("layers below a change, and parts of a layer that were fitted, are not run again")
     first_token: bool = _saving("the last layer computes what the classifier reads, its first token")
     gram: bool = _saving("gradient norms by X X^T where that is cheaper than forming the gradients")
     kept_bytes: int = 0

@@ -20,6 +20,7 @@ from greedy_gnorm.passes.calibration import Calibration
 from greedy_gnorm.passes.equations import NormalEquations
 from greedy_gnorm.recovery import least_squares
 from greedy_gnorm.recovery.least_squares import RIDGE, SOLVERS, Recovery
+from greedy_gnorm.settings import Savings
 from greedy_gnorm.units import Unit
 
 ROWS = [tiny_batch(rows=40, seed=seed) for seed in (1, 2)] + [tiny_batch(rows=9, seed=3, longest=7)]
@@ -139,6 +140,30 @@ def fitted_maps_equal_lstsq(model):
         original, _ = output_of(find_sites(model)[ours.index])
         changed |= not torch.equal(output_of(ours)[0], original[: len(ours.survivors) * ours.output_size])
     assert changed
+
+
+@EVERY_FAMILY
+def test_parts_of_a_layer_that_are_not_run_again_change_no_weight(family):
+    model, fitted = tiny_model(family), []
+    for savings in ("all", "none"):
+        sites = find_sites(copy.deepcopy(model)).use(Savings.named(savings))
+        remove(sites, cut_for(model))
+        recovery_for(model)(sites)
+        fitted.append(sites.model.state_dict())
+    for name, tensor in fitted[0].items():
+        assert torch.equal(tensor, fitted[1][name]), name
+
+
+def test_a_part_of_a_layer_that_was_fitted_is_not_run_again():
+    model, calls = tiny_model("bert"), {}
+    for savings in ("all", "none"):
+        sites = find_sites(copy.deepcopy(model)).use(Savings.named(savings))
+        remove(sites, cut_for(model))
+        seen = calls[savings] = []
+        query = next(iter(sites[0].inputs.values()))
+        query.register_forward_hook(lambda module, given, result, seen=seen: seen.append(float(result.abs().max())))
+        recovery_for(model)(sites)
+    assert sum(value > 0 for value in calls["all"]) < sum(value > 0 for value in calls["none"])
 
 
 @pytest.mark.parametrize("name", SOLVERS)

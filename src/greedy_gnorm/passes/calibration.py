@@ -266,7 +266,7 @@ def _through_layers(
 ) -> Iterator[tuple[Site, Iterator[tuple[Sample, Target]]]]:
     """Every layer runs from its stored input: as far as the site to read, and to its end when its sites are fitted.
 
-    Sites of the layer that were fitted before need not run again as a whole: their samples are stored.
+    Sites of the layer that were fitted before need not run again as a whole: their samples are kept.
     """
     for number, batch in enumerate(calibration.batches):
         calibration.advance(number, _received(sites, sites.layers[lowest].module, batch))
@@ -283,7 +283,7 @@ def _through_layers(
                         for each in (each for each in own if (each.index, number) in read and each is not site):
                             stack.enter_context(_from_inputs(each, batch, calibration.kept(each, number).inputs))
                         sample = _layer_sample(sites, site, place, batch, calibration.hidden(number))
-                    if site is not last or calibration.layers_end_with_sums:
+                    if sites.savings.kept_layers and (site is not last or calibration.layers_end_with_sums):
                         calibration.keep(site, number, sample)
                         read.add((site.index, number))
                     yield sample, calibration.target(site, number)
@@ -316,7 +316,7 @@ def _from_inputs(site: Site, batch: Batch, inputs: Tensor) -> Iterator[None]:
         known[batch.real_tokens(given.shape[1]).bool()] = inputs
         return own(known)
 
-    own = site.output.forward
+    own: Callable[[Tensor], Tensor] = site.output.forward
     with ExitStack() as stack:
         for linear in site.inputs.values():
             stack.enter_context(replace_forward(linear, zeros(features(linear)[1])))

@@ -58,7 +58,12 @@ def process_group(say: Callable[[str], None]) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            final = _reported(error, peers)
+            try:
+                final = _reported(error, peers)
+            except KeyboardInterrupt:
+                # Another process failed just when this one did, and interrupts it; or the first one, which shows the
+                # error, ends the others
+                final = _reported(error, peers) if is_first() else ShownElsewhere(str(error))
             if final is error:
                 raise
             raise final from error

@@ -113,7 +113,7 @@ class Recovery:
 
     def __call__(self, sites: Sites) -> None:
         """Fit all output maps of the model, heads' and neurons', in place; the model must have the original weights."""
-        everything, classifier = find_sites(sites.model), self.classifier
+        everything, classifier = find_sites(sites.model).use(sites.savings), self.classifier
         for site in everything:
             _set_map(site.output, *self._original(site))
         if classifier is not None:
