@@ -395,6 +395,7 @@ def test_stray_variables_of_a_launcher_change_nothing(left, place, tmp_path, mon
 ALONE = """
 from datetime import timedelta
 from greedy_gnorm.cli.app import main
+from greedy_gnorm.passes import processes
 processes.TIMEOUT, processes.NOTICE = timedelta(seconds=2), 0.5
 raise SystemExit(main(["methods"]))
 """

@@ -485,7 +485,7 @@ def test_commands(folder, tmp_path, capsys):
         ({"recover": "none"}, "recover_steps are those of a distillation"),
         ({"recover_steps": 0}, "recover_steps must be at least 1"),
         ({"recover_steps": "many"}, "recover_steps must be a valid integer"),
-        ({"recover": "lora"}, "recover must be 'none', 'least-squares', 'gates' or 'distill'"),
+        ({"recover": "lora"}, "recover must be 'none', 'least-squares', 'gates', 'mean' or 'distill'"),
     ],
 )
 def test_wrong_settings_are_refused(options, message, compress):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from greedy_gnorm.pruning.methods import GREEDY, JOINT, METHODS
@@ -25,17 +25,19 @@ DASHES: dict[str, tuple[Any, str]] = {
     "dashdot": ("-.", "7 3 2 3"),
     "longdash": ((0, (8, 3)), "12 4"),
     "longdashdot": ((0, (8, 3, 2, 3)), "12 4 2 4"),
+    "1px,6px": ((0, (1, 5)), "1 6"),
+    "12px,3px,2px,3px,2px,3px": ((0, (8, 2, 1.5, 2, 1.5, 2)), "12 3 2 3 2 3"),
 }
-"""Line styles by the name that plotly gives them: for matplotlib, and for SVG."""
+"""Line styles by what plotly calls them, a name or lengths: for matplotlib, and for SVG."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """How the line of a method is drawn."""
+    """How the line of a method is drawn; lines that differ only in their strength look the same."""
 
     colour: str
     dash: str
-    is_strong: bool = False
+    is_strong: bool = field(default=False, compare=False)
 
     @property
     def for_plotly(self) -> dict[str, Any]:
@@ -55,15 +57,16 @@ class Look:
                 "stroke-dasharray": DASHES[self.dash][1]}  # fmt: skip
 
 
-# Six styles and seven colours: 42 lines until a combination repeats
+# Eight styles and seven colours: 56 lines until a combination repeats
 _ALL = [Look(COLOURS[place % len(COLOURS)], tuple(DASHES)[place % len(DASHES)])
         for place in range(len(COLOURS) * len(DASHES))]  # fmt: skip
 
 
 def _of_methods() -> dict[str, Look]:
-    ordered = sorted(METHODS, key=lambda name: name not in FLAGSHIPS)
-    found = {name: _ALL[place % len(_ALL)] for place, name in enumerate(ordered)}
-    return found | {name: Look(found[name].colour, "solid", is_strong=True) for name in FLAGSHIPS}
+    flagships = {name: Look(COLOURS[place], "solid", is_strong=True) for place, name in enumerate(FLAGSHIPS)}
+    free = [look for look in _ALL if look not in flagships.values()]
+    others = (name for name in METHODS if name not in flagships)
+    return flagships | {name: free[place % len(free)] for place, name in enumerate(others)}
 
 
 def looks(lines: Sequence[str]) -> dict[str, Look]:

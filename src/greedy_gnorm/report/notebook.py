@@ -157,11 +157,14 @@ def _text(text: str) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(tag: str, texts: Sequence[Any]) -> str:
-        style = "padding:.2em .7em;white-space:nowrap;text-align:"
-        sides = ["left", *["right"] * (len(texts) - 1)]
-        made = (f'<{tag} style="{style}{side}">{escape(str(t))}</{tag}>' for t, side in zip(texts, sides, strict=True))
-        return f"<tr>{''.join(made)}</tr>"
+    """A table whose first column is aligned to the left; what all cells share is said once, for there can be many."""
 
-    head, body = line("th", columns), "".join(line("td", row) for row in rows)
-    return f'<table style="margin-top:.8em"><thead>{head}</thead><tbody>{body}</tbody></table>'
+    def line(tag: str, style: str, texts: Sequence[Any]) -> str:
+        first, *others = (escape(str(text)) for text in texts)
+        made = "".join(f"<{tag}{style}>{text}</{tag}>" for text in others)
+        return f'<tr><{tag} style="text-align:left">{first}</{tag}>{made}</tr>'
+
+    head = line("th", ' style="text-align:right"', columns)
+    body = "".join(line("td", "", row) for row in rows)
+    shared = 'cellpadding="4" style="margin-top:.8em;text-align:right;white-space:nowrap"'
+    return f"<table {shared}><thead>{head}</thead><tbody>{body}</tbody></table>"
