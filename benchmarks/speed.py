@@ -275,20 +275,25 @@ def full() -> None:
     peak = memory("scoring") / memory("forward")
     add("peak memory of a process that scores", "over one that runs the model", "<= 3", peak)
     walk()
-    grown = growth()
-    draw(grown)
+    write_growth()
     rough = inexact()
     version = torch.__version__.partition("+")[0]
     write(PAGE, "how", f"{torch.get_num_threads()} threads, torch {version}, {platform.machine()}, {DEVICE}, float32.")
     write(PAGE, "ratios", as_markdown(["work", "measure", "to reach", "measured"], rows))
     write(PAGE, "profile", as_markdown(["operation", "share"], profile))
+    write(PAGE, "inexact", as_markdown(["way", "tau", "at 25%", "at 50%", "at 75%", "mean", "time"], rough))
+
+
+def write_growth() -> None:
+    """How the cost of a pass grows."""
+    grown = growth()
+    draw(grown)
     tables = [
         as_markdown([name, *map(str, sizes)], [["ratio", *(f"{value:.2f}" for value in ratios_of(times))]])
         for name, (sizes, times) in grown.items()
     ]
     write(PAGE, "growth", "\n".join(tables))
     write(PAGE, "exponents", as_markdown(["time grows with", "scoring pass", "plain forward"], exponents(grown)))
-    write(PAGE, "inexact", as_markdown(["way", "tau", "at 25%", "at 50%", "at 75%", "mean", "time"], rough))
 
 
 def walk() -> None:
@@ -324,6 +329,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the main ratios as JSON")
     parser.add_argument("--walk", action="store_true", help="the 144 steps alone")
+    parser.add_argument("--growth", action="store_true", help="the growth of a pass alone")
     parser.add_argument("--memory", choices=("forward", "scoring"), help=argparse.SUPPRESS)
     parser.add_argument("--device", type=torch.device, default=DEVICE, help="where models run: cpu or cuda")
     given = parser.parse_args()
@@ -332,6 +338,8 @@ def main() -> None:
         _memory_here(given.memory)
     elif given.walk:
         walk()
+    elif given.growth:
+        write_growth()
     elif given.quick:
         print(json.dumps(quick(), indent=2))
     else:
