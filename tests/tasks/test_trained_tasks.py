@@ -103,7 +103,7 @@ def several():
 TASKS = {
     # the rows, the class, epochs, the measure that must be learnt, and how much of it must be there at 70 %
     "tags": (tags, "AutoModelForTokenClassification", 3, "f1", 0.3, 0.8),
-    "answers": (answers, "AutoModelForQuestionAnswering", 2, "f1", 0.08, 0.7),
+    "answers": (answers, "AutoModelForQuestionAnswering", 6, "f1", 0.08, 0.7),
     "choices": (choices, "AutoModelForMultipleChoice", 2, "accuracy", 0.6, 0.9),
     "numbers": (numbers, "AutoModelForSequenceClassification", 3, "pearson", 0.3, 0.8),
     "several": (several, "AutoModelForSequenceClassification", 3, "micro_f1", 0.5, 0.9),
