@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import rankings
 import typer.main
 
 from greedy_gnorm.cli.app import app
@@ -45,3 +46,10 @@ def test_an_offline_file(path):
         assert plan["compress"].pop("shares") == [0.5, 0.33]
         assert set(plan["compress"]) <= set(COMPRESSING)
         Settings.of(plan["compress"])
+
+
+def test_ranks_are_those_of_the_tables():
+    means = rankings.tables((rankings.DOCS / rankings.PAGE).read_text(encoding="utf-8"))
+    assert len(means) == 6
+    assert means["MiniLM on tweets (BERT class, 6 x 12 heads)"]["greedy-gnorm"] == 0.776
+    assert rankings.critical_difference(5, 6) == pytest.approx(2.728 * (30 / 36) ** 0.5, abs=1e-3)  # Demsar 2006

@@ -161,6 +161,7 @@ def prune(
     min_heads: int = 0,
     heads_per_step: int | None = None,
     recompute: int | None = None,
+    look_ahead: int | None = None,
     group_queries: str | None = None,
     recover: str | None = None,
     recover_steps: int = 300,
@@ -211,10 +212,12 @@ def prune(
         min_heads: Heads to keep in every layer at least.
         heads_per_step: Heads to remove in each step. Default: the method's own number.
         recompute: Steps from one scoring to the next; 0 scores only once. Default: the method's own number.
+        look_ahead: Heads to remove on trial in each step: of so many that are next by their scores, the one is removed
+            whose removal keeps the outputs closest to the unpruned model's. Default: the method's own number.
         group_queries: What a head is where several query heads share a key and a value: "whole", such a group, or
             "each", one query head of each group of the layer. Default: "whole", or as the model was pruned before.
-        recover: How quality is recovered after each step: "least-squares" fits the output projections, "gates" fits one
-            factor for each unit, "mean" adds the mean outputs of removed units to biases, "none" does nothing.
+        recover: How quality is recovered after each step: "least-squares" fits the layers again, "gates" one factor for
+            each unit, "mean" adds the mean outputs of removed units to biases, "none" does nothing.
             "distill" fits like "least-squares" and trains the chosen model at the end, towards the unpruned one.
             Default: the method's own.
         recover_steps: Steps of training, if `recover` is "distill".
@@ -222,7 +225,7 @@ def prune(
             labels is enough; quality is then the agreement with the unpruned model.
         stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).
             Default: 128, and at most half of a window.
-        calibration_tokens: Tokens of the rows that output projections are fitted on; they need no labels.
+        calibration_tokens: Tokens of the rows that layers are fitted on; they need no labels.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
             for half-precision models.
         device: Where to compute, such as "cpu", "cuda" or "cuda:1". Default: a GPU if there is one.
@@ -285,6 +288,7 @@ def compress(
     size: str | None = None,
     max_drop: float | None = None,
     rounds: int = 20,
+    swap: bool = False,
     uniform: bool = False,
     multiple_of: int | None = None,
     shape: str | None = None,
@@ -333,8 +337,8 @@ def compress(
         group_queries: What a head is where several query heads share a key and a value: "whole", such a group, or
             "each", one query head of each group of the layer. Default: "whole", or as the model was pruned before.
         units: What is removed: "heads", feed-forward neurons ("ffn") or "both".
-        recover: How quality is recovered after each step: "least-squares" fits the output projections, "gates" fits one
-            factor for each unit, "mean" adds the mean outputs of removed units to biases, "none" does nothing.
+        recover: How quality is recovered after each step: "least-squares" fits the layers again, "gates" one factor for
+            each unit, "mean" adds the mean outputs of removed units to biases, "none" does nothing.
             "distill" fits like "least-squares" and trains the chosen model at the end, towards the unpruned one.
             Default: the method's own.
         recover_steps: Steps of training, if `recover` is "distill".
@@ -342,7 +346,7 @@ def compress(
             labels is enough; quality is then the agreement with the unpruned model.
         stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).
             Default: 128, and at most half of a window.
-        calibration_tokens: Tokens of the rows that output projections are fitted on; they need no labels.
+        calibration_tokens: Tokens of the rows that layers are fitted on; they need no labels.
         macs: Multiplications to keep at most, as a share of the unpruned model's.
         speedup: How many times faster the model should be, by times measured on this machine.
         latency: Time that a batch may take, such as "10ms", by times measured on this machine.
@@ -350,6 +354,7 @@ def compress(
         size: Size of the stored weights at most, such as "30MB".
         max_drop: Quality to lose at most; 0.01 is one point of accuracy. Default: 0.01 if no target is given.
         rounds: Rounds of removing, fitting and scoring again.
+        swap: Exchange the units of a round for others of their layer while that lowers the estimated loss.
         uniform: Keep the same number of units in every layer.
         multiple_of: Keep a multiple of this number of neurons in a layer. Default: 16 in layers of 512 neurons or
             more, else 1.
@@ -520,7 +525,7 @@ def compare(
             labels is enough; quality is then the agreement with the unpruned model.
         stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).
             Default: 128, and at most half of a window.
-        calibration_tokens: Tokens of the rows that output projections are fitted on; they need no labels.
+        calibration_tokens: Tokens of the rows that layers are fitted on; they need no labels.
         dtype: Precision of the computation: "auto", "float32", "float64", "bfloat16" or "float16"; "auto" uses float32
             for half-precision models.
         device: Where to compute, such as "cpu", "cuda" or "cuda:1". Default: a GPU if there is one.
@@ -529,8 +534,8 @@ def compare(
         savings: Exact savings to use: "all", "none", or a list of names (kept-layers, first-token, gram).
         trust_remote_code: Allow code that comes with the model to run.
         rounds: Rounds of the methods that remove heads and neurons.
-        points: Points of the curve at which methods that score once are measured, besides those that the tables show.
-            Default: after each head.
+        points: Points of the curve at which quality is measured, besides those that the tables show. Default: after
+            each head.
         eval_data: Rows to evaluate on, given like `data`. Default: rows of `data` that are not used for scoring.
         resume: Continue the comparison in `out`.
         on_step: Called with the walk (method and run), its new step, the number of heads removed so far and the number

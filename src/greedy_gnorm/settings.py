@@ -186,6 +186,12 @@ class Settings(BaseModel):
     recompute: Count | None = _setting(
         None, "Steps from one scoring to the next; 0 scores only once. Default: the method's own number."
     )
+    look_ahead: Positive | None = _setting(
+        None,
+        "Heads to remove on trial in each step: of so many that are next by their scores, the one is removed whose "
+        "removal keeps the outputs closest to the unpruned model's. Default: the method's own number, mostly none.",
+        "a whole number, 1 or more",
+    )
     group_queries: Literal["whole", "each"] | None = _setting(
         None,
         "What a head is where several query heads share a key and a value: such a group (whole), or one query head of "
@@ -197,7 +203,7 @@ class Settings(BaseModel):
     )
     recover: Literal["none", "least-squares", "gates", "mean", "distill"] | None = _setting(
         None,
-        "How quality is recovered after units are removed: by fitting output projections and the classifier "
+        "How quality is recovered after units are removed: by fitting the linear maps of layers and the classifier "
         "(least-squares), also by training the chosen model towards the unpruned one at the end (distill), by one "
         "factor for each unit (gates), by the mean outputs of removed units in biases (mean), or none. Default: the "
         "method's own.",
@@ -216,7 +222,7 @@ class Settings(BaseModel):
         "Default: 128, and at most half of a window.",
         "a whole number, 0 or more",
     )
-    calibration_tokens: Positive = _setting(65536, "Tokens of the rows that output projections are fitted on.")
+    calibration_tokens: Positive = _setting(65536, "Tokens of the rows that layers are fitted on.")
     macs: Fraction | None = _setting(
         None, "Multiplications to keep at most, as a share of the unpruned model's.", SHARE
     )
@@ -238,9 +244,12 @@ class Settings(BaseModel):
     rounds: Positive = _setting(20, "Rounds of removing, fitting and scoring again.")
     points: Positive | None = _setting(
         None,
-        "Points of the curve at which methods that score once are measured, besides those that the tables show. "
-        "Default: after each head.",
+        "Points of the curve at which quality is measured, besides those that the tables show. Default: after each "
+        "head.",
         "a whole number, 1 or more",
+    )
+    swap: bool = _setting(
+        False, "Exchange the units of a round for others of their layer while that lowers the estimated loss."
     )
     uniform: bool = _setting(False, "Keep the same number of units in every layer.")
     multiple_of: Positive | None = _setting(
@@ -299,20 +308,21 @@ SETTINGS = tuple(Settings.model_fields)
 """The names of all settings, in the order of every signature, help text and record."""
 TARGETS = ("macs", "speedup", "latency", "params", "size")
 """The settings that say how small or fast the result of `compress` should be."""
-_ONLY_COMPRESSING = (*TARGETS, "max_drop", "rounds", "uniform", "multiple_of", "shape", "units")
+_ONLY_COMPRESSING = (*TARGETS, "max_drop", "rounds", "swap", "uniform", "multiple_of", "shape", "units")
 _ONLY_COMPARING = ("points",)
 PRUNING = tuple(name for name in SETTINGS if name not in (*_ONLY_COMPRESSING, *_ONLY_COMPARING))
 """The settings of `prune`."""
-_ONLY_PRUNING = ("stop", "heads_per_step", "recompute", "device_map")
+_ONLY_PRUNING = ("stop", "heads_per_step", "recompute", "look_ahead", "device_map")
 COMPRESSING = tuple(name for name in SETTINGS if name not in (*_ONLY_PRUNING, *_ONLY_COMPARING))
 """The settings of `compress`."""
 _NOT_FOR_SCORING = (
-    "method", "stop", "metric", "eval_samples", "protect", "min_heads", "heads_per_step", "recompute", "cache_memory",
+    "method", "stop", "metric", "eval_samples", "protect", "min_heads", "heads_per_step", "recompute", "look_ahead",
+    "cache_memory",
     "recover", "recover_steps", "calibration_tokens", "examples",
 )  # fmt: skip
 SCORING = tuple(name for name in (*PRUNING, "units") if name not in _NOT_FOR_SCORING)
 """The settings of `score`."""
-_NOT_FOR_COMPARING = ("method", "stop", "device_map", "recover", "recover_steps", "examples")
+_NOT_FOR_COMPARING = ("method", "stop", "look_ahead", "device_map", "recover", "recover_steps", "examples")
 COMPARING = tuple(name for name in (*PRUNING, "rounds", *_ONLY_COMPARING) if name not in _NOT_FOR_COMPARING)
 """The settings of `compare`, which walks several methods to the end on copies of a model that fits one device."""
 EVALUATING = (

@@ -1,4 +1,4 @@
-"""Fitting output maps: against lstsq on stacked activations, independent of the path, in its known limits."""
+"""Fitting linear maps: against lstsq on stacked activations, independent of the path, in its known limits."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes import calibration as calibrations
 from greedy_gnorm.passes.calibration import Calibration
 from greedy_gnorm.passes.equations import NormalEquations
+from greedy_gnorm.passes.stack import through_layers
 from greedy_gnorm.recovery import least_squares
 from greedy_gnorm.recovery.least_squares import RIDGE, SOLVERS, Recovery
 from greedy_gnorm.settings import Savings
@@ -72,6 +73,8 @@ def slow_refit(model, units, weights_of):
         cut = len(site.survivors) < site.total
         if not (site.index >= lowest if sites.layers else cut):
             continue
+        if site.index > lowest and sites.layers and site.survivors:
+            slow_inputs(sites, original, site, weights_of)
         inputs, residuals, targets, weights = [], [], [], []
         for number, row in enumerate(ROWS):
             given = {key: tensor for key, tensor in row.items() if key != "labels"}
@@ -118,6 +121,39 @@ def slow_refit(model, units, weights_of):
     return sites
 
 
+def slow_inputs(sites, original, site, weights_of):
+    """The input maps of a site read lstsq's estimate of what they receive in the unpruned model."""
+    whole, states, weights = original[site.index], {"pruned": [], "unpruned": []}, []
+    others = {*site.positions.shared, *(each.path for each in site.positions.own)}
+    paths = [path for path in site.inputs if path not in others]
+    for number, row in enumerate(ROWS):
+        given = {key: tensor for key, tensor in row.items() if key != "labels"}
+        for model, these, found in ((sites.model, site, "pruned"), (original.model, whole, "unpruned")):
+            calls = []
+            hook = these.inputs[paths[0]].register_forward_pre_hook(lambda m, a, c=calls: c.append(a[0]))
+            with torch.no_grad():
+                model(**given)
+            hook.remove()
+            states[found].append(calls[0][given["attention_mask"].bool()])
+        weights.append(weights_of(site, number))
+    h, h0, w = torch.cat(states["pruned"]), torch.cat(states["unpruned"]), torch.cat(weights)
+    for path in paths:
+        own = site.inputs[path]
+        means = (w @ h) / w.sum(), (w @ h0) / w.sum()
+        if own.bias is None:
+            means = torch.zeros_like(means[0]), torch.zeros_like(means[1])
+        a, b = ((each - mean) * w.sqrt()[:, None] for each, mean in zip((h, h0), means, strict=True))
+        ridge = float(RIDGE * a.square().sum(0).mean()) ** 0.5
+        same = ridge * torch.eye(h.shape[1], dtype=h.dtype)
+        estimate = torch.linalg.lstsq(torch.cat([a, same]), torch.cat([b, same])).solution
+        with torch.no_grad():
+            old = own.weight if isinstance(own, Conv1D) else own.weight.mT  # as cut: no run has fitted it before
+            if own.bias is not None:
+                own.bias += (means[1] - means[0] @ estimate) @ old
+            new = estimate @ old
+            own.weight.copy_(new if isinstance(own, Conv1D) else new.mT)
+
+
 @EVERY_FAMILY
 def test_fitted_maps_equal_lstsq_on_stacked_activations(family):
     fitted_maps_equal_lstsq(tiny_model(family, dtype=torch.float64))
@@ -137,6 +173,10 @@ def fitted_maps_equal_lstsq(model):
         for one, other in zip(output_of(ours), output_of(theirs), strict=True):
             if one is not None:
                 torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+        for path, linear in ours.inputs.items():
+            for name, parameter in linear.named_parameters():
+                other = theirs.inputs[path].get_parameter(name)
+                torch.testing.assert_close(parameter, other, rtol=1e-8, atol=1e-8)
         original, _ = output_of(find_sites(model)[ours.index])
         changed |= not torch.equal(output_of(ours)[0], original[: len(ours.survivors) * ours.output_size])
     assert changed
@@ -249,9 +289,9 @@ def test_the_limit_of_the_optimal_brain_surgeon(monkeypatch):
     original = recovery.calibration.original[1]
     x, y = [], []
     with torch.no_grad():
-        for site, samples in recovery.calibration.samples(find_sites(copy.deepcopy(model))):
-            found = [(sample.inputs, target.sums - sample.residuals) for sample, target in samples]
-            if site.index == 1:
+        for visit in through_layers(find_sites(copy.deepcopy(model)), recovery.calibration):
+            found = [(sample.inputs, target.sums - sample.residuals) for sample, target in visit.samples()]
+            if visit.site.index == 1:
                 x, y = (torch.cat(part) for part in zip(*found, strict=True))
     x, y = x - x.mean(0), y - y.mean(0)
     gram = x.mT @ x
@@ -300,7 +340,7 @@ def test_inputs_that_are_not_numbers_are_refused():
     sites = find_sites(copy.deepcopy(model))
     remove(sites, GONE)
     with torch.no_grad():
-        next(iter(sites[1].inputs.values())).weight[0, 0] = float("nan")
+        sites[0].sum.module.weight[0] = float("nan")  # the norm before the feed-forward
     with pytest.raises(gg.NonFiniteScore, match=r"layer 0 .* NaN or infinite on calibration rows"):
         recovery(sites)
 
@@ -324,6 +364,18 @@ def test_normal_equations_of_parts_are_those_of_the_whole():
             equations.products, ((x - means[0]) * w[:, None]).mT @ (y - means[1]), rtol=1e-10, atol=1e-9
         )
         torch.testing.assert_close(equations.mean_input, means[0])
+
+
+def test_what_a_norm_makes_of_a_stored_sum_is_not_stored():
+    """In post-norm models only the first site reads something else, the embeddings; in GPT-2, each attention does."""
+    stored = {}
+    for family in ("bert", "deberta-v2", "gpt2"):
+        model = tiny_model(family)
+        recovery = recovery_for(model)
+        refitted(model, [GONE], recovery)
+        kinds = recovery.calibration._spill._kinds
+        stored[family] = len({name for name in kinds if name.startswith("stream-")}) // len(ROWS)
+    assert stored == {"bert": 1, "deberta-v2": 1, "gpt2": len(find_sites(tiny_model("gpt2"), "heads"))}
 
 
 def test_a_full_disk_is_told(monkeypatch):

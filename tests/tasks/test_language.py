@@ -379,6 +379,22 @@ def test_compression_fits_maps(folder, tmp_path):
     assert "Perplexity (lower is better)" in page
 
 
+def test_exchanges_are_refused(folder):
+    with pytest.raises(gg.GnormError, match="a language model has few blocks of text"):
+        gg.compress(folder, [{"text": line} for line in lines(500)], params=0.9, rounds=1, swap=True, **OPTIONS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_with_an_empty_layer_can_be_fitted(family, tmp_path):
+    model = language_model(family)
+    heads = gg.find_sites(model, "heads")
+    gg.remove_heads(model, {1: list(range(heads[1].total))})
+    texts = [{"text": line} for line in lines(300)]
+    options = {"rounds": 1, "calibration_tokens": 600, "tokenizer": text_tokenizer(), **OPTIONS}
+    run = gg.compress(model, texts, params=0.97, **options)
+    assert run.solution.parameters < run.steps[0].parameters
+
+
 def test_own_labels_and_a_named_measure(folder, texts):
     own = gg.prune(folder, texts, labels="own", stop="heads=1", method="fisher-greedy", **OPTIONS)
     assert own.header["quality"] == "agreement"

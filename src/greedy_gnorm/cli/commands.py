@@ -26,7 +26,7 @@ from greedy_gnorm.errors import GnormError, Interrupted
 from greedy_gnorm.model.checkpoint import load_config, skeleton
 from greedy_gnorm.model.groups import choose_group_queries, set_group_queries
 from greedy_gnorm.model.sites import find_sites
-from greedy_gnorm.passes.processes import is_first
+from greedy_gnorm.passes.processes import broadcast, is_first
 from greedy_gnorm.records.files import write_json, writing_to
 from greedy_gnorm.records.kept import KEPT_FILE
 from greedy_gnorm.report.compression import head_places, scores_of_heads
@@ -173,6 +173,7 @@ def score(
 
 def compare(model: str, data: str, out: Path | None, settings: dict[str, Any], *, quiet: bool, as_json: bool) -> None:
     out = out or _free_folder(Path("runs"), f"{Path(model).name}-compared", resume=settings["resume"])
+    out = Path(broadcast(lambda: str(out)))  # as on the first host
     with ExitStack() as stack:
         stack.enter_context(console.messages(quiet=quiet or not is_first()))
         display = PartDisplay(out, stack.enter_context(Progress(quiet=quiet)))  # of every process: each has own walks

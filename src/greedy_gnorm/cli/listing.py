@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from greedy_gnorm.cli.terminal import show_json, show_table
-from greedy_gnorm.pruning.methods import METHODS
+from greedy_gnorm.pruning.methods import METHODS, Method
 from greedy_gnorm.pruning.rules import RULES
 from greedy_gnorm.scores import SCORES, Score
 from greedy_gnorm.tasks.objectives import OBJECTIVES
+
+
+def _scoring(method: Method) -> str:
+    """When a method scores, and what it does besides to choose units."""
+    trials = f", {method.look_ahead} trials" if method.look_ahead else ""
+    return ("every step" if method.recompute else "once") + trials + (", swaps" if method.swap else "")
 
 
 def show_methods(*, as_json: bool) -> None:
@@ -17,7 +23,7 @@ def show_methods(*, as_json: bool) -> None:
             "score": method.score,
             "removes": "heads" if method.units == "heads" else "heads and neurons",
             "first": "highest" if method.highest_first else "lowest",
-            "scores": "every step" if method.recompute else "once",
+            "scores": _scoring(method),
             "recovery": method.recover,
             "objective": score.objective or "-",
             "labels": "needed" if score.asks_for_labels(OBJECTIVES[score.objective or "logit-norm"]) else "-",

@@ -14,10 +14,10 @@ from greedy_gnorm.comparison.analysis import Comparison, points_for, read_experi
 from greedy_gnorm.comparison.parts import (
     Part,
     assign,
+    can_skip,
     check_settings,
     forwards,
     parts_for,
-    scores_once,
     settings_for,
 )
 from greedy_gnorm.data.batches import Batches
@@ -60,6 +60,7 @@ from greedy_gnorm.pruning.prepare import (
 )
 from greedy_gnorm.pruning.rules import compression_rules, parse_rules
 from greedy_gnorm.pruning.run import OnStep, walk
+from greedy_gnorm.pruning.swaps import check_exchanges
 from greedy_gnorm.records.files import RESUME, locked, write_json, writing_to
 from greedy_gnorm.records.header import asked_for, check_processes_agree, run_header
 from greedy_gnorm.records.journal import EXPERIMENT_FILE, Journal, check_folder, check_same
@@ -219,7 +220,7 @@ def _costs(bench: Bench, parts: Sequence[Part]) -> dict[Part, int]:
 def _points(bench: Bench, part: Part) -> list[int]:
     """Where a walk is measured, if not after each of its steps."""
     count = bench.given.points
-    return [] if count is None or not scores_once(part, bench.given) else points_for(bench.removable, count)
+    return points_for(bench.removable, count) if count is not None and can_skip(part, bench.given) else []
 
 
 def _draws(folder: Path, runs: int) -> int:
@@ -290,6 +291,8 @@ def _bench(
     units = units_for(given)
     model, tokenizer = load_inputs(model, tokenizer, given, units)
     task = task_of(model)
+    if any(METHODS[name].swap for name in names):
+        check_exchanges(task)
     scores = [resolve_method(settings_for(Part(name, 0), given))[1:] for name in names]
     labels = any(score.asks_for_labels(objective) for score, objective in scores)
     labels = labels and not uses_own_labels(task, given)
@@ -328,7 +331,7 @@ def _plan(bench: Bench, part: Part) -> Plan:
     )
     if score.draws_labels or uses_own_labels(task_of(bench.model), given):
         scoring = with_drawn_labels(bench.sites.model, scoring)
-    if objective.needs_reference:
+    if objective.needs_reference or method.look_ahead > 1:
         scoring = with_reference(bench.sites.model, scoring)
     measure = quality_measure(bench.model, given, bench.evaluation)
     rules = parse_rules(given.stop, situation_of(bench.sites, bench.protection, bench.costs, measure))
@@ -345,7 +348,7 @@ def _plan(bench: Bench, part: Part) -> Plan:
 
 
 def _calibration(bench: Bench, given: Settings) -> Calibration:
-    """The calibration of a run, which the methods share that fit output maps."""
+    """The calibration of a run, which the methods share that fit layers."""
     if given.seed not in bench.calibrations:
         rows = calibration_batches(bench.pool, bench.model, bench.tokenizer, task_of(bench.model), given)
         device = device_for(given)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.pruning.methods import METHODS, RANDOMS, resolve_method
+from greedy_gnorm.pruning.methods import EVERY_STEP, METHODS, NEVER, RANDOMS, resolve_method
 from greedy_gnorm.scores import SCORES
 from greedy_gnorm.settings import Settings
 
@@ -59,9 +59,12 @@ def check_settings(methods: Sequence[str], given: Settings) -> None:
             raise GnormError("--points and --heads-per-step both say where walks are measured: give one of them.")
 
 
-def scores_once(part: Part, given: Settings) -> bool:
-    """Whether a walk follows one ranking, so that it can remove any number of heads in a step."""
-    return not resolve_method(settings_for(part, given))[0].recompute
+def can_skip(part: Part, given: Settings) -> bool:
+    """Whether a walk can be measured at some points only: one that scores once, or again after each head.
+
+    The journal has the scores that a step begins with, and from these it must be possible to go on.
+    """
+    return resolve_method(settings_for(part, given))[0].recompute in (NEVER, EVERY_STEP)
 
 
 def forwards(
@@ -69,12 +72,13 @@ def forwards(
 ) -> int:
     """About how many rows a walk that removes so many heads, measured at these points, runs through the model."""
     method, score, _ = resolve_method(settings_for(part, given))
-    steps = len(points) or math.ceil(heads / method.heads_per_step)
-    left = [heads - method.heads_per_step * (step - 1) for step in range(1, steps + 1) if method.scores_at(step)]
+    turns = math.ceil(heads / method.heads_per_step)
+    left = [heads - method.heads_per_step * (turn - 1) for turn in range(1, turns + 1) if method.scores_at(turn)]
     passes = 0 if score.cost == "none" else FORWARDS_PER_SCORING * len(left)
     if score.many_passes:  # one for each head that is left, at least
         passes = sum(left)
-    return (steps + 1) * evaluation_rows + passes * scoring_rows
+    passes += method.look_ahead * turns
+    return ((len(points) or turns) + 1) * evaluation_rows + passes * scoring_rows
 
 
 def assign(costs: Mapping[Part, int], processes: int) -> list[list[Part]]:

@@ -42,7 +42,7 @@ def run_batches(
 ) -> dict[str, Batches]:
     """The rows of a run by use; no text has two uses, except that calibration and scoring rows come from one pool.
 
-    `needs_labels` says whether scores use labels, `calibrated` whether output maps are fitted. Ready batches, and
+    `needs_labels` says whether scores use labels, `calibrated` whether layers are fitted. Ready batches, and
     tables of few rows, have no test rows of their own.
     """
     if is_ready(data) or is_ready(eval_data):

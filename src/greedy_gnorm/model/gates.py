@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from greedy_gnorm.model.sites import Site, Sites
+from greedy_gnorm.units import Unit
 
 
 @contextmanager
@@ -21,6 +23,16 @@ def gates(sites: Sites, values: Mapping[int, Tensor]) -> Iterator[None]:
             stack.callback(setattr, site, "gate", site.gate)
             site.gate = tuple(gate.flatten().tolist())
         yield
+
+
+def closed(sites: Sites, units: Collection[Unit]) -> AbstractContextManager[None]:
+    """Switch these units off, which gives the outputs of the model without them."""
+    values = {
+        site.index: torch.tensor([0.0 if Unit(site.index, index) in units else 1.0 for index in site.survivors])
+        for site in sites
+        if any(unit.site == site.index for unit in units)
+    }
+    return gates(sites, values)
 
 
 def _multiply(site: Site, gate: Tensor) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Tensor]]:

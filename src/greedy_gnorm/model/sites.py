@@ -86,6 +86,12 @@ class Site:
         return {each["path"]: self.module.get_submodule(each["path"]) for each in self.layout["inputs"]}
 
     @property
+    def stream(self) -> dict[str, nn.Module]:
+        """The input maps that read only hidden states, not relative positions, by path."""
+        others = {*self.positions.shared, *(each.path for each in self.positions.own)}
+        return {path: each for path, each in self.inputs.items() if path not in others}
+
+    @property
     def output(self) -> nn.Module:
         """The linear map whose inputs belong to units."""
         return self.module.get_submodule(self.layout["output"]["path"])

@@ -25,7 +25,8 @@ class NormalEquations:
         self.squares, self.products = zeros(inputs, inputs), zeros(inputs, outputs)
 
     def add(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> None:
-        """Add rows with weights, (N,); each batch is centred by its own means, which keeps digits in float32."""
+        """Add rows with weights, (N,), in float32 at least; a batch is centred by its own means, which keeps digits."""
+        inputs, targets = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (inputs, targets))
         total = float(weights.sum(dtype=torch.float64))
         if not total:
             return

@@ -14,10 +14,12 @@ from greedy_gnorm.errors import DataError, GnormError, NonFiniteScore
 from greedy_gnorm.model.sites import Sites
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes.evaluation import Evaluation, judge
+from greedy_gnorm.passes.trials import trial_removals
 from greedy_gnorm.pruning.budget import Budget, bundles, by_rank, pick_round
 from greedy_gnorm.pruning.costs import Costs
 from greedy_gnorm.pruning.methods import Method
 from greedy_gnorm.pruning.rules import Rules
+from greedy_gnorm.pruning.swaps import exchange
 from greedy_gnorm.recovery.least_squares import Recovery
 from greedy_gnorm.scores import Score
 from greedy_gnorm.tasks.objectives import Objective
@@ -87,39 +89,60 @@ def prune_steps(sites: Sites, plan: Plan, history: Sequence[Step] = ()) -> Itera
     scores = steps[-1].scores.without(steps[-1].removed) if steps[-1].scores is not None else None
     while steps[-1].stop is None:
         number, seconds = steps[-1].step + 1, dict[str, float]()
-        if scores is None or plan.method.scores_at(number):
+        units, first = tuple[Unit, ...](), None
+        while True:
             with _timed(seconds, "score"):
-                scores = _scored(sites, plan)
-        units = pick(scores, sites, plan, steps)
-        with _timed(seconds, "remove"):
-            remove(sites, units)
-        if plan.recovery is not None:
-            with _timed(seconds, "recover"):
-                plan.recovery(sites)
-        step = _as_recorded(_measure_step(sites, plan, number, units, scores, seconds), steps[0])
+                if scores is None or plan.method.scores_at(number + len(units)):
+                    scores = _scored(sites, plan)
+                picked = pick(scores, sites, plan, steps, len(units))
+            first = first or scores
+            with _timed(seconds, "remove"):
+                remove(sites, picked)
+            if plan.recovery is not None:
+                with _timed(seconds, "recover"):
+                    plan.recovery(sites)
+            units, scores = (*units, *picked), scores.without(picked)
+            if not plan.points or len(removed_by(steps)) + len(units) in plan.points:
+                break
+        step = _as_recorded(_measure_step(sites, plan, number, units, first, seconds), steps[0])
         reason = plan.rules.check([*steps, step])
-        if reason is None and not _more_to_remove(sites, plan, scores.without(units)):
+        if reason is None and not _more_to_remove(sites, plan, scores):
             reason = f"no {'head' if plan.budget is None else 'unit'} is left to remove"
         steps.append(step if reason is None else replace(step, stop=reason))
         yield steps[-1]
-        scores = scores.without(units)
 
 
-def pick(scores: Scores, sites: Sites, plan: Plan, steps: Sequence[Step]) -> tuple[Unit, ...]:
-    """The next units to remove: the first removable ones, as many as the method takes, or as the round asks for."""
+def pick(scores: Scores, sites: Sites, plan: Plan, steps: Sequence[Step], begun: int = 0) -> tuple[Unit, ...]:
+    """The next units to remove: the first removable ones, as many as the method takes, or as the round asks for.
+
+    `begun` is how many units the present step has removed already, on the way to its point.
+    """
     order = scores.order(highest_first=plan.method.highest_first)
     removable = tuple(plan.protection.removable(order, sites.survivors()))
     if not removable:
         raise GnormError("No head can be removed: all remaining heads are protected.")
     if plan.budget is not None:
         weighed = scores if plan.score.comparable else by_rank(scores, removable, sites, plan.budget, plan.costs)
-        return pick_round(weighed, sites, removable, plan.budget, plan.costs, len(steps))
-    count, gone = plan.method.heads_per_step, len(removed_by(steps))
-    if plan.points:
+        units = pick_round(weighed, sites, removable, plan.budget, plan.costs, len(steps))
+        if not plan.method.swap:
+            return units
+        free = [unit for unit in sites.survivors() if unit not in plan.protection.units]
+        return exchange(units, free, sites, plan.scoring, plan.objective)
+    count, gone = plan.method.heads_per_step, len(removed_by(steps)) + begun
+    if plan.method.look_ahead > 1:
+        removable = _closest_first(removable, sites, plan)
+    if plan.points and not plan.method.recompute and plan.method.look_ahead <= 1:
         count = next(point for point in plan.points if point > gone) - gone
     if plan.rules.limit is not None:
         count = min(count, plan.rules.limit - gone)
     return removable[:count]
+
+
+def _closest_first(order: Sequence[Unit], sites: Sites, plan: Plan) -> tuple[Unit, ...]:
+    """The next units by what their removal on trial does to the outputs, followed by all others."""
+    tried = order[: plan.method.look_ahead]
+    distances = trial_removals(sites, plan.scoring, tried)
+    return (*sorted(tried, key=lambda unit: distances[unit]), *order[len(tried) :])
 
 
 def _more_to_remove(sites: Sites, plan: Plan, scores: Scores) -> bool:
@@ -183,4 +206,4 @@ def _as_recorded(step: Step, first: Step) -> Step:
 def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
-    seconds[name] = time.perf_counter() - start
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start

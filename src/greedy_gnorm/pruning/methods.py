@@ -27,7 +27,9 @@ class Method:
 
     A method of `heads` removes so many `heads_per_step`. Any other one works in rounds towards a budget, removing the
     units with the lowest scores per cost. `recover` says how quality is recovered: by fitting after each step, or also
-    by training the chosen model at the end.
+    by training the chosen model at the end. With `look_ahead`, so many of the heads that are next are removed on trial,
+    and the one goes whose removal keeps the outputs closest to the unpruned model's. With `swap`, units of a round are
+    exchanged for others while that lowers the estimated loss.
     """
 
     score: str
@@ -36,6 +38,8 @@ class Method:
     heads_per_step: int = 1
     units: str = "heads"
     recover: str = "none"
+    look_ahead: int = 0
+    swap: bool = False
 
     @property
     def in_rounds(self) -> bool:
@@ -53,9 +57,9 @@ class Method:
 
     def changed(self, given: Settings) -> Method:
         """The method with what the user sets."""
-        names = ("recompute", "heads_per_step", "recover")
+        names = ("recompute", "heads_per_step", "recover", "look_ahead")
         own = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-        return replace(self, **own)
+        return replace(self, swap=self.swap or given.swap, **own)
 
 
 METHODS: Registry[Method] = Registry("method")
@@ -75,7 +79,11 @@ for _name in SCORES:
         METHODS.add(_name, Method(_name, NEVER))
         METHODS.add(f"{_name}-greedy", Method(_name, EVERY_STEP))
 
-METHODS.add(JOINT, Method("fisher", EVERY_STEP, units="both", recover=LEAST_SQUARES))
+for _name in ("gnorm", "fisher"):
+    METHODS.add(f"{_name}-look-ahead", Method(_name, EVERY_STEP, look_ahead=8))
+
+METHODS.add(JOINT, Method("reconstruction-loss", EVERY_STEP, units="both", recover=LEAST_SQUARES))
+METHODS.add("joint-fisher", Method("fisher", EVERY_STEP, units="both", recover=LEAST_SQUARES))
 METHODS.add("joint-gates", Method("fisher", EVERY_STEP, units="both", recover="gates"))
 METHODS.add("joint-rounds", Method("fisher", EVERY_STEP, units="both"))
 METHODS.add("joint-one-shot", Method("fisher", NEVER, units="both"))
@@ -86,13 +94,11 @@ METHODS.add(JOINT_RANDOM, Method("random", NEVER, units="both"))
 JOINTS = tuple(name for name in METHODS if METHODS[name].in_rounds)
 """The methods of heads and neurons that the documentation compares."""
 
+METHODS.add("joint-swap", Method("fisher", EVERY_STEP, units="both", recover=LEAST_SQUARES, swap=True))
 METHODS.add("joint-mean", Method("fisher", EVERY_STEP, units="both", recover="mean"))
 METHODS.add("joint-kl-fisher", Method("kl-fisher", EVERY_STEP, units="both", recover="least-squares"))
 METHODS.add("joint-fisher-joint", Method("fisher-joint", EVERY_STEP, units="both", recover="least-squares"))
 METHODS.add("joint-reconstruction", Method("reconstruction", EVERY_STEP, units="both", recover="least-squares"))
-METHODS.add(
-    "joint-reconstruction-loss", Method("reconstruction-loss", EVERY_STEP, units="both", recover="least-squares")
-)
 METHODS.add("joint-gnorm-plus", Method("gnorm-plus", EVERY_STEP, units="both"))
 METHODS.add("joint-output-norm", Method("output-norm", EVERY_STEP, units="both"))
 
@@ -146,6 +152,15 @@ def resolve_method(given: Settings) -> tuple[Method, Score, Objective]:
         )
     if method.recover != "none" and given.device_map is not None:
         raise GnormError("device_map can't be combined with recover: fitting needs the whole model on one device.")
+    if method.look_ahead > 1 and method.highest_first:
+        raise GnormError(
+            f"look_ahead spares the outputs, but {given.method} removes what matters most first: choose another method."
+        )
+    if method.swap and score.objective is None:
+        raise GnormError(
+            f"swap compares derivatives of the loss, which the score {score.name} does not use: choose another method, "
+            f"such as {JOINT}."
+        )
     if method.recover != DISTILL and given.recover_steps != Settings.model_fields["recover_steps"].default:
         raise GnormError("recover_steps are those of a distillation: set recover to 'distill' (--recover distill).")
     return method, score, objective

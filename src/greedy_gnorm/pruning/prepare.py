@@ -40,6 +40,7 @@ from greedy_gnorm.pruning.costs import Costs, Times, measured_times, shape_for
 from greedy_gnorm.pruning.loop import Plan, Protection
 from greedy_gnorm.pruning.methods import DISTILL, METHODS, Method, resolve_method
 from greedy_gnorm.pruning.rules import Rules, Situation, compression_rules, parse_rules
+from greedy_gnorm.pruning.swaps import check_exchanges
 from greedy_gnorm.recovery.distillation import Distillation
 from greedy_gnorm.recovery.least_squares import MEAN, SOLVERS, Recovery, check_recovery
 from greedy_gnorm.settings import TARGETS, Savings, Settings
@@ -74,6 +75,8 @@ def prepare_run(
     method, score, objective = resolve_method(settings)
     given_model = model
     model, tokenizer = load_inputs(model, tokenizer, settings, units_for(settings))
+    if method.swap:
+        check_exchanges(task_of(model))
     with phase("Reading rows"):
         sets = load_sets(model, tokenizer, data, eval_data, settings)
     sites = find_sites(working_copy(model, given_model, settings), units_for(settings)).use(savings_for(settings))
@@ -96,7 +99,7 @@ def prepare_run(
         budget = parse_budget(settings, costs, sites, removable_units(sites, protection))
         rules = rules_for(settings, budget, measure)
     plan = Plan(
-        with_reference(sites.model, own) if objective.needs_reference else own,
+        with_reference(sites.model, own) if objective.needs_reference or method.look_ahead > 1 else own,
         shard(sets[EVALUATION]),
         method,
         score,
@@ -115,7 +118,7 @@ def prepare_run(
 
 
 def load_sets(model: Any, tokenizer: Any, data: Any, eval_data: Any, settings: Settings) -> dict[str, Batches]:
-    """The rows of a run by use, with calibration rows where output maps are fitted."""
+    """The rows of a run by use, with calibration rows where layers are fitted."""
     method, score, objective = resolve_method(settings)
     task = task_of(model)
     needs_labels = score.asks_for_labels(objective) and not uses_own_labels(task, settings)
@@ -178,7 +181,7 @@ def costs_for(
 
 
 def recovery_for(method: Method, sites: Sites, sets: Mapping[str, Batches], steps: int) -> Recovery | None:
-    """What fits the output maps of the pruned model again, if anything does, and trains it in so many steps, if asked.
+    """What fits the layers of the pruned model again, if anything does, and trains it in so many steps, if asked.
 
     The model is still unpruned.
     """

@@ -73,7 +73,7 @@ def at_step(
 ) -> Any:
     """A copy of the unpruned model without the units that the steps up to this one removed, fitted if they were.
 
-    The output maps are fitted in the precision of the run, and stored in that of the model. If the run trains its
+    Layers are fitted in the precision of the run, and stored in that of the model. If the run trains its
     result, this one is trained too; an interrupted training is `kept`.
     """
     if not 0 <= step < len(steps):

@@ -1,4 +1,4 @@
-"""Fitting the output maps of a pruned model by least squares, so that its sublayers add what the unpruned ones did.
+"""Fitting the linear maps of a pruned model by least squares, so that its sublayers add what the unpruned ones did.
 
 For a site with the inputs X of its output map, the residuals r and the unpruned model's sums Z, all at real tokens of
 the calibration rows, the map should return Y = Z - r. With X and Y centred and the original weights W0 of the units
@@ -6,7 +6,13 @@ that are left,
 
     W = (X'X + lam I)^-1 (X'Y + lam W0),   b = mean(Y) - mean(X) W,   lam = RIDGE * mean of the diagonal of X'X.
 
-Sites are fitted from the bottom, each after those below it. Modules that several layers share are fitted to the
+Sites are fitted from the bottom, each after those below it. What the input maps of a site receive is no longer what
+they receive in the unpruned model. So they first get the best estimate of that: with H the hidden states in the pruned
+model and H0 those in the unpruned one,
+
+    M = (H'H + lam I)^-1 (H'H0 + lam I),   m = mean(H0) - mean(H) M,
+
+and every input map (V0, c0) becomes (M V0, c0 + m V0). Modules that several layers share are fitted to the
 unpruned model's own inputs, all applications at once. At last, the classifier is fitted to what it returns in the
 unpruned model.
 
@@ -22,6 +28,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +40,7 @@ from greedy_gnorm.model.modes import evaluating
 from greedy_gnorm.model.sites import Site, Sites, find_sites, weight_of
 from greedy_gnorm.passes.calibration import Calibration, Sample, Target
 from greedy_gnorm.passes.equations import NormalEquations
+from greedy_gnorm.passes.stack import Stream, classifier_samples, through_layers
 from greedy_gnorm.phases import counted, phase
 from greedy_gnorm.recovery.distillation import Distillation
 
@@ -93,7 +101,7 @@ Solver = Callable[[NormalEquations, Tensor, Tensor | None, Site], Fit]
 
 @dataclass(frozen=True)
 class Recovery:
-    """Fits the output maps of a pruned model on calibration rows; without a solver, removed units leave their means."""
+    """Fits a pruned model on calibration rows; without a solver, removed units leave their means."""
 
     name: str
     solver: Solver | None
@@ -112,10 +120,12 @@ class Recovery:
         return self.name, self.calibration.batches.fingerprint
 
     def __call__(self, sites: Sites) -> None:
-        """Fit all output maps of the model, heads' and neurons', in place; the model must have the original weights."""
+        """Fit all sites of the model, heads' and neurons', in place; the model must have the original weights."""
         everything, classifier = find_sites(sites.model).use(sites.savings), self.classifier
         for site in everything:
             _set_map(site.output, *self._original(site))
+            for path, linear in self._stream(site).items():
+                _set_map(linear, *self._original_input(site, path))
         if classifier is not None:
             _set_map(sites.model.get_submodule(classifier), *self._original_classifier(classifier))
         if not any(map(self._is_cut, everything)):
@@ -148,11 +158,32 @@ class Recovery:
         fitted = [site for layer in sites.layers[layer:] for site in layer.sites]
         lowest = next(site.index for site in fitted if self._is_cut(site))
         with phase("Fitting", len(fitted), "map") as work:
-            for site, samples in self.calibration.samples(sites, layer):
-                if site.index >= lowest:
-                    weight, bias = self._original(site)
-                    self._fit(site, _equations(samples, weight).gathered(), weight, bias)
+            for visit in through_layers(sites, self.calibration, layer):
+                if visit.site.index > lowest and self._stream(visit.site):
+                    self._fit_inputs(visit.site, visit.streams())
+                if visit.site.index >= lowest:
+                    weight, bias = self._original(visit.site)
+                    self._fit(visit.site, _equations(visit.samples(), weight).gathered(), weight, bias)
                 work.advance()
+
+    def _fit_inputs(self, site: Site, streams: Iterable[Stream]) -> None:
+        """Let the input maps of a site read the best estimate of what they receive in the unpruned model."""
+        maps = {path: self._original_input(site, path) for path in self._stream(site)}
+        weight, _ = next(iter(maps.values()))
+        equations = NormalEquations(len(weight), len(weight), weight.device)
+        for stream in streams:
+            equations.add(stream.states, stream.original, stream.weights)
+        equations = equations.gathered()
+        same = torch.eye(len(weight), dtype=torch.float64, device=weight.device)
+        estimates: dict[bool, Fit] = {}  # with and without a mean, which needs a bias
+        for path, (weight, bias) in maps.items():
+            centred = bias is not None
+            if centred not in estimates:
+                estimates[centred] = fit_weights(equations, same, same[0] if centred else None, f"the input of {site}")
+            states, shift = estimates[centred]
+            fitted = weight.double()
+            new_bias = None if bias is None or shift is None else bias.double() + shift @ fitted
+            _set_map(site.inputs[path], states @ fitted, new_bias)
 
     def _fit_shared(self, sites: Sites) -> None:
         """Fit modules that several layers share to the unpruned model's own inputs, all applications at once.
@@ -166,7 +197,7 @@ class Recovery:
                     samples = self.calibration.original_samples(site.index)
                     self.shared[site.index] = _equations(samples, whole).gathered()
                 weight, bias = self._original(site)
-                self._fit(site, self.shared[site.index].at(self._channels(site)), weight, bias)
+                self._fit(site, self.shared[site.index].at(self._channels(site).tolist()), weight, bias)
 
     def _fit(self, site: Site, equations: NormalEquations, weight: Tensor, bias: Tensor | None) -> None:
         assert self.solver is not None
@@ -176,7 +207,7 @@ class Recovery:
         """Fit the classifier; it has one row for each text, so with fewer rows than inputs the ridge grows."""
         weight, bias = self._original_classifier(name)
         equations = NormalEquations(weight.shape[0], weight.shape[1], weight.device)
-        for inputs, logits in self.calibration.classifier_samples(sites):
+        for inputs, logits in classifier_samples(sites, self.calibration):
             equations.add(inputs, logits, inputs.new_ones(len(inputs)))
         equations = equations.gathered()
         strength = max(1.0, len(weight) / equations.count)
@@ -189,17 +220,31 @@ class Recovery:
     def _is_cut(self, site: Site) -> bool:
         return site.survivors != self.calibration.original[site.index].survivors
 
-    def _channels(self, site: Site) -> list[int]:
-        """The channels of the unpruned output map that belong to the units that are left."""
+    def _stream(self, site: Site) -> dict[str, nn.Module]:
+        """The input maps that are fitted: none where layers share them, or where no unit is left."""
+        fits = self.solver is fit_weights and self.calibration.original.layers and site.survivors
+        return site.stream if fits else {}
+
+    def _channels(self, site: Site, linear_map: dict[str, Any] | None = None) -> Tensor:
+        """The channels of a map of the unpruned model, by default the output map, that belong to the units left."""
         original = self.calibration.original[site.index]
         places_of = {unit: place for place, unit in enumerate(original.survivors)}
         places = [places_of[unit] for unit in site.survivors]
-        return kept_channels(original.layout["output"], original.layout, len(original.survivors), places)
+        linear_map = linear_map or original.layout["output"]
+        channels = kept_channels(linear_map, original.layout, len(original.survivors), places)
+        return torch.tensor(channels, dtype=torch.long)
 
     def _original(self, site: Site) -> Fit:
         """The unpruned model's output map for the units that are left."""
         weight, bias = _parameters_of(self.calibration.original[site.index].output)
-        return weight[torch.tensor(self._channels(site), dtype=torch.long)], bias
+        return weight[self._channels(site)], bias
+
+    def _original_input(self, site: Site, path: str) -> Fit:
+        """An input map of the unpruned model for the units that are left."""
+        original = self.calibration.original[site.index]
+        channels = self._channels(site, next(each for each in original.layout["inputs"] if each["path"] == path))
+        weight, bias = _parameters_of(original.inputs[path])
+        return weight[:, channels], None if bias is None else bias[channels]
 
 
 def _equations(samples: Iterable[tuple[Sample, Target]], weight: Tensor) -> NormalEquations:

@@ -83,17 +83,10 @@ def quality_without(sites: Sites, batches: Batches, heads: Collection[Unit]) -> 
 
 
 def _quality_without(sites: Sites, batches: Batches, heads: Collection[Unit]) -> float:
-    import torch
-
-    from greedy_gnorm.model.gates import gates
+    from greedy_gnorm.model.gates import closed
     from greedy_gnorm.passes.evaluation import evaluate
 
-    values: dict[int, torch.Tensor] = {}
-    for site in sites:
-        gate = torch.tensor([0.0 if Unit(site.index, index) in heads else 1.0 for index in site.survivors])
-        if len(gate) and not gate.all():
-            values[site.index] = gate
-    with gates(sites, values):
+    with closed(sites, heads):
         measure = task_of(sites.model).measure()
         return measure.worth(evaluate(sites, batches)[measure.name])
 
