@@ -27,6 +27,7 @@ from greedy_gnorm.passes.calibration import Calibration
 from greedy_gnorm.passes.equations import NormalEquations
 from greedy_gnorm.pruning.budget import Budget, Target, even_schedule, part_of, pick_round
 from greedy_gnorm.pruning.costs import Costs, shape_for
+from greedy_gnorm.pruning.methods import JOINT, METHODS
 from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
 from greedy_gnorm.report.tables import as_markdown
 from greedy_gnorm.scores import SCORES
@@ -60,12 +61,16 @@ def models() -> tuple[Sites, Sites]:
 
 
 def products(sites: Sites, calibration: Batches) -> float:
-    """Seconds of the bare products X'X and X'Y of all output maps, with as many rows at once as a batch has."""
+    """Seconds of the bare products X'X and X'Y of all fits, with as many rows at once as a batch has.
+
+    A site has two: of its output map, and of the hidden states that its input maps read.
+    """
     tokens, total = sum(calibration.lengths()) // len(calibration), 0.0
     for site in sites:
         inputs, outputs = features(site.output)
-        x, y = torch.rand(tokens, inputs), torch.rand(tokens, outputs)
-        total += min(seconds(lambda x=x, y=y: (x.mT @ x, x.mT @ y)) for _ in range(3))
+        for width in (inputs, outputs):
+            x, y = torch.rand(tokens, width), torch.rand(tokens, outputs)
+            total += min(seconds(lambda x=x, y=y: (x.mT @ x, x.mT @ y)) for _ in range(3))
     return total * len(calibration)
 
 
@@ -82,16 +87,17 @@ def rounds(scoring: Batches, calibration: Batches, count: int, share: float = 0.
     start_cost = costs.of(sites)
     target = Target("share", "multiplications", share * part_of(start_cost, "multiplications"))
     budget = Budget((target,), start_cost, even_schedule(count))
-    score = Timer(lambda: SCORES["fisher"](sites, scoring, OBJECTIVES["loss"]))
+    score = Timer(lambda: SCORES[METHODS[JOINT].score](sites, scoring, OBJECTIVES["loss"]))
     recovery = Timer(Recovery("least-squares", SOLVERS["least-squares"], Calibration(original, calibration)))
     own, timer = NormalEquations.add, Timer(NormalEquations.add)
-    NormalEquations.add = lambda self, *rows: timer(self, *rows)  # type: ignore[method-assign]
     needed = 0.0
     try:
         for number in range(1, count + 1):
             scores = score()
             remove(sites, pick_round(scores, sites, scores.order(), budget, costs, number))
+            NormalEquations.add = lambda self, *rows: timer(self, *rows)  # type: ignore[method-assign]
             recovery(sites)
+            NormalEquations.add = own  # type: ignore[method-assign]
             needed += seconds(lambda: plain_forward(sites.model, calibration)) + products(sites, calibration)
             print(f"round {number}: {recovery.seconds:.0f} s", flush=True)
     finally:

@@ -22,6 +22,8 @@ from matplotlib import pyplot
 from pages import DOCS, write
 from rivals import backward_per_sentence, in_order, papers_procedure, per_sample_gradients, plain_forward
 from scipy.stats import kendalltau
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 from transformers import AlbertConfig, AutoModelForSequenceClassification, BertConfig
 
 import greedy_gnorm as gg
@@ -39,7 +41,7 @@ from greedy_gnorm.scores import SCORES
 from greedy_gnorm.settings import Savings
 from greedy_gnorm.tasks.objectives import OBJECTIVES
 from greedy_gnorm.tasks.task import task_of
-from greedy_gnorm.units import removed_by
+from greedy_gnorm.units import Step, removed_by
 
 LOGIT_NORM = OBJECTIVES["logit-norm"]
 PAGE = "performance.md"
@@ -118,19 +120,78 @@ def trajectory(sites: Sites, batches: Batches, steps: int | None = None) -> tupl
     """
     plain_forward(sites.model, batches)
     unit = min(seconds(lambda: plain_forward(sites.model, batches)) for _ in range(5))
+    start = time.perf_counter()
+    walked = steps_of_a_walk(sites, batches, "all" if steps is None else f"heads={steps}")
+    total = time.perf_counter() - start
+    costs_of_steps = [sum(step.seconds.values()) / unit for step in walked[1:]]
+    layers = [sites[step.removed[0].site].layer for step in walked[1:]]
+    return total / (len(walked) - 1) / unit, costs_of_steps, layers
+
+
+def steps_of_a_walk(sites: Sites, batches: Batches, stop: str) -> list[Step]:
+    """A greedy walk, scoring and accuracy on the same rows."""
     sites.use(Savings(kept_bytes=KEPT))
-    stop = "all" if steps is None else f"heads={steps}"
     costs, measure = Costs(sites, 4), task_of(sites.model).measure(None, batches)
     plan = Plan(
         batches, batches, METHODS["greedy-gnorm"], SCORES["gnorm"], LOGIT_NORM,
         parse_rules([stop], situation_of(sites, Protection(), costs, measure)), Protection(), costs,
     )  # fmt: skip
-    start = time.perf_counter()
-    walked = list(prune_steps(sites, plan))
-    total = time.perf_counter() - start
-    costs_of_steps = [sum(step.seconds.values()) / unit for step in walked[1:]]
-    layers = [sites[step.removed[0].site].layer for step in walked[1:]]
-    return total / (len(walked) - 1) / unit, costs_of_steps, layers
+    return list(prune_steps(sites, plan))
+
+
+def multiplications(work: Work) -> int:
+    """The floating-point operations of the matrix products in some work; only ratios of them are used."""
+    counter = _Counter()
+    with counter:
+        work()
+    return counter.total
+
+
+class _Counter(TorchDispatchMode):
+    """Counts the matrix products of all operations, those of backward passes too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Sequence[Any] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        count = flop_registry.get(function.overloadpacket)
+        if count is None:  # in inference mode, operations come as they are called and not in their parts
+            with self:
+                result = function.decompose(*arguments, **(options or {}))
+            if result is not NotImplemented:
+                return result
+        result = function(*arguments, **(options or {}))
+        if count is not None:
+            self.total += count(*arguments, **(options or {}), out_val=result)
+        return result
+
+
+def counts() -> list[list[str]]:
+    """Exact work in multiplications of a plain forward: what is left if everything else took no time."""
+
+    def shape() -> Sites:
+        sites = bert()
+        sites.model.set_attn_implementation("eager")  # whose products are counted
+        return sites
+
+    cells = []
+    for name, batches in (
+        ("one scoring pass, 10 to 32 tokens", sentences(16, 10, 32)),
+        ("one scoring pass, 128 tokens", sentences(2, 128, 128)),
+        ("one scoring pass, 512 tokens", sentences(1, 512, 512)),
+    ):
+        sites = shape()
+        forward = multiplications(lambda: plain_forward(sites.model, batches))  # noqa: B023
+        cells.append([name, f"{multiplications(lambda: score(sites, batches)) / forward:.2f}"])  # noqa: B023
+    sites, batches = shape(), sentences(4, 10, 32)
+    forward = multiplications(lambda: plain_forward(sites.model, batches))
+    walked: list[Step] = []
+    total = multiplications(lambda: walked.extend(steps_of_a_walk(sites, batches, "all")))
+    cells.append([f"a step of {len(walked) - 1}, score and accuracy", f"{total / (len(walked) - 1) / forward:.2f}"])
+    return cells
 
 
 def memory(what: str) -> float:
@@ -275,6 +336,7 @@ def full() -> None:
     peak = memory("scoring") / memory("forward")
     add("peak memory of a process that scores", "over one that runs the model", "<= 3", peak)
     walk()
+    write_counts()
     write_growth()
     rough = inexact()
     version = torch.__version__.partition("+")[0]
@@ -282,6 +344,11 @@ def full() -> None:
     write(PAGE, "ratios", as_markdown(["work", "measure", "to reach", "measured"], rows))
     write(PAGE, "profile", as_markdown(["operation", "share"], profile))
     write(PAGE, "inexact", as_markdown(["way", "tau", "at 25%", "at 50%", "at 75%", "mean", "time"], rough))
+
+
+def write_counts() -> None:
+    """What exact work takes in multiplications alone."""
+    write(PAGE, "counts", as_markdown(["work", "multiplications / those of a plain forward"], counts()))
 
 
 def write_growth() -> None:
@@ -330,6 +397,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the main ratios as JSON")
     parser.add_argument("--walk", action="store_true", help="the 144 steps alone")
     parser.add_argument("--growth", action="store_true", help="the growth of a pass alone")
+    parser.add_argument("--counts", action="store_true", help="multiplications alone")
     parser.add_argument("--memory", choices=("forward", "scoring"), help=argparse.SUPPRESS)
     parser.add_argument("--device", type=torch.device, default=DEVICE, help="where models run: cpu or cuda")
     given = parser.parse_args()
@@ -338,6 +406,8 @@ def main() -> None:
         _memory_here(given.memory)
     elif given.walk:
         walk()
+    elif given.counts:
+        write_counts()
     elif given.growth:
         write_growth()
     elif given.quick:
