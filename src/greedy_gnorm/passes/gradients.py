@@ -97,9 +97,7 @@ def _neuron_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_
     """
 
     def norms(inputs: Inputs, gradient: Tensor) -> Tensor:
-        length, width = inputs.rows.shape[1:]
-        outputs = gradient.shape[-1]
-        gram = gram_allowed and length * (width + outputs) < width * outputs
+        gram = gram_allowed and gram_is_cheaper(*inputs.rows.shape[1:], gradient.shape[-1], gradients=1)
         return unit_norms(inputs, gradient.to(inputs.rows.dtype), 1, gram=gram)
 
     site = trace.site
@@ -212,19 +210,37 @@ class CentredGram:
         weights = ones * concat_along_time([mask / mask.sum(1, keepdim=True) for mask in masks])[:, None]
         means = weights @ inputs  # (B, A, d)
         centred = inputs - (means if len(masks) == 1 else ones.mT @ means)
-        self.deviations = centred @ centred.mT  # (B, T, T)
+        self.deviations = list(_upper_blocks(centred))
         self.means = means @ means.mT  # (B, A, A)
         self.sums = torch.cat([ones, means @ centred.mT], dim=1)  # (B, 2A, T)
 
-    def squares(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def squares(self, gradient: Tensor) -> list[Tensor]:
         """Terms whose sum over all but the last dimension is the squared norm of each column of X^T g."""
         sums, mixed = (self.sums @ gradient).chunk(2, dim=1)  # (B, A, D): s, and m (X - m)^T g
-        return gradient * (self.deviations @ gradient), sums * (self.means @ sums + 2 * mixed)
+        blocks = zip(gradient.split(BLOCK, dim=1), self.deviations, strict=True)
+        terms = [part * (block @ gradient[:, -block.shape[2] :]) for part, block in blocks]
+        return [*terms, sums * (self.means @ sums + 2 * mixed)]
 
 
-def gram_is_cheaper(length: int, inputs: int, outputs: int) -> bool:
-    """Whether one X X^T and its products with three g take fewer multiplications than three X^T g."""
-    return length * (inputs + 3 * outputs) < 3 * inputs * outputs
+BLOCK = 64
+"""Rows of X X^T that are computed at once."""
+
+
+def _upper_blocks(rows: Tensor) -> Iterator[Tensor]:
+    """X X^T without what is left of its diagonal blocks, and twice what is right of them: (B, BLOCK, T - start) each.
+
+    X X^T is symmetric, so this gives the same g^T X X^T g with hardly more than half of the multiplications.
+    """
+    for start in range(0, rows.shape[1], BLOCK):
+        block = rows[:, start : start + BLOCK] @ rows[:, start:].mT
+        block[:, :, BLOCK:] *= 2
+        yield block
+
+
+def gram_is_cheaper(length: int, inputs: int, outputs: int, gradients: int = 3) -> bool:
+    """Whether one X X^T and its products with some gradients take fewer multiplications than forming every X^T g."""
+    pairs = sum(min(BLOCK, length - start) * (length - start) for start in range(0, length, BLOCK))
+    return pairs * (inputs + gradients * outputs) < gradients * length * inputs * outputs
 
 
 SAFE = 2.0**-40
