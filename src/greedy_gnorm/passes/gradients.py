@@ -273,7 +273,7 @@ def gate_gradients(sites: Sites, batch: Batch, objective: Objective) -> list[Ten
     """
     found: dict[int, Tensor] = {}
     for site, products in _gate_products(sites, batch, objective):
-        _add(found, site, site.by_unit(products.sum(1, dtype=torch.float64)).sum(-1))
+        _add(found, site, site.by_unit(products.sum(1)).sum(-1))
     return _of_all_sites(found, sites, batch)
 
 
@@ -297,7 +297,7 @@ def token_gate_squares(sites: Sites, batch: Batch, objective: Objective) -> list
     for site, products in _gate_products(sites, batch, objective):
         by_token = site.by_unit(products.flatten(0, 1)).sum(-1).view(len(batch), -1, len(site.survivors))
         # As a norm, whose squares neither underflow nor overflow in float64
-        _add(found, site, torch.linalg.vector_norm(by_token, dim=1, dtype=torch.float64).square())
+        _add(found, site, torch.linalg.vector_norm(by_token, dim=1).square())
     return _of_all_sites(found, sites, batch)
 
 
@@ -312,11 +312,10 @@ def _of_all_sites(found: dict[int, Tensor], sites: Sites, batch: Batch) -> list[
 
 
 def _gate_products(sites: Sites, batch: Batch, objective: Objective) -> Iterator[tuple[Site, Tensor]]:
-    """The outputs of a site's units times their gradients, (B, T, D), at each application; at least in float32."""
+    """The outputs of a site's units times their gradients, (B, T, D) float64, at each application."""
     for trace, gradients in site_gradients(sites, batch, objective, lambda site: [CONTEXT]):
         for context, gradient in zip(trace.outputs[CONTEXT], gradients, strict=True):
-            exact = torch.promote_types(context.dtype, torch.float32)
-            yield trace.site, context.detach().to(exact) * gradient.to(exact)
+            yield trace.site, context.detach().double() * gradient.double()
 
 
 def map_gradients(
