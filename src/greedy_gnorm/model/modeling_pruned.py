@@ -228,8 +228,9 @@ def keep_units(
 
 def kept_channels(linear_map: dict[str, Any], layout: dict[str, Any], count: int, places: Sequence[int]) -> list[int]:
     """The channels of the units at these places; sorted, they have the same layout with fewer units."""
-    channels = unit_channels(linear_map, count, layout["sizes"])
-    return sorted(channel for units in channels.values() for place in places for channel in units[place])
+    sizes = [layout["sizes"][part] for part in linear_map["parts"]]
+    parts = LAYOUTS[linear_map["layout"]](count, sizes)
+    return sorted(channel for units in parts for place in places for channel in units[place])
 
 
 class Pruned(nn.Module):

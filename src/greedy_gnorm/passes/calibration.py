@@ -61,10 +61,13 @@ class Spill:
         return name in self._kinds
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
+        path, mode = Path(self._folder.name) / name, "r+b" if name in self else "wb"  # writing over a file is faster
         self._kinds[name] = tensor.dtype, tensor.shape, tensor.device
         exact = tensor.detach().to("cpu", torch.promote_types(tensor.dtype, torch.float32)).contiguous().numpy()
         try:
-            exact.tofile(Path(self._folder.name) / name)
+            with path.open(mode) as file:
+                file.write(exact.data)
+                file.truncate()
         except OSError as error:
             raise GnormError(
                 f"Can't store activations in {self._folder.name}: {error.strerror or error}. Set TMPDIR to a folder on "
@@ -105,17 +108,17 @@ class Calibration:
 
     def stream(self, site: Site, number: int) -> Tensor:
         """What the input maps of this site receive in the unpruned model for a batch, (N, d)."""
-        if site.index not in self._stream_sources:
+        if site.index not in self.stream_sources:
             return self._original(f"stream-{site.index}-{number}", number)
-        source = self.original[self._stream_sources[site.index]]
+        source = self.original[self.stream_sources[site.index]]
         stream: Tensor = sum_of(source).module(self._original(f"sums-{source.index}-{number}", number))
         return stream
 
     @cached_property
-    def _stream_sources(self) -> dict[int, int]:
+    def stream_sources(self) -> dict[int, int]:
         """The sites that read what the norm of an earlier site's sum returns, and that site.
 
-        So it is in post-norm models. Their streams need not be stored: the norm is computed again.
+        So it is in post-norm models. Their streams need not be stored or read: the norm is computed again.
         """
         streams, norms = dict[int, list[Tensor]](), dict[int, list[Tensor]]()
         with ExitStack() as stack, evaluating(self.original.model), torch.no_grad():
@@ -158,7 +161,7 @@ class Calibration:
         sums: list[list[Tensor]] = [[] for _ in self.original]
         streams: dict[int, list[Tensor]] = {}
         logits, classifier = list[Tensor](), self.classifier  # which may run the model, so before there are hooks
-        known = self._stream_sources
+        known = self.stream_sources
         alike = task.tokens_alike
         with ExitStack() as stack:
             stack.enter_context(frozen(model))

@@ -13,6 +13,21 @@ BLOCK = 256
 """Columns of X'X that are computed at once."""
 
 
+class _Centred:
+    """Rows less their weighted mean, (N, D), each multiplied by the root of its weight.
+
+    The mean that is subtracted is in the precision of the rows, so a `shift`, (D,), is left; `mean` is without it.
+    """
+
+    def __init__(self, rows: Tensor, weights: Tensor, total: float) -> None:
+        shares = (weights.double() / total).to(rows.dtype)
+        mean = shares @ rows
+        self.rows = rows - mean
+        self.shift = (shares @ self.rows).double()
+        self.mean = mean.double() + self.shift
+        self.rows.mul_(weights.sqrt()[:, None].to(rows.dtype))
+
+
 class NormalEquations:
     """The count, the means and the centred products of inputs, (N, D), and targets, (N, d), added batch by batch."""
 
@@ -30,17 +45,11 @@ class NormalEquations:
         total = float(weights.sum(dtype=torch.float64))
         if not total:
             return
-        shares = (weights.double() / total)[None]  # (1, N)
-        means = (shares @ inputs.double())[0], (shares @ targets.double())[0]
-        x, y = inputs - means[0].to(inputs.dtype), targets - means[1].to(targets.dtype)
-        # What is left of the means after rounding them to the precision of the rows
-        shift = (shares @ x.double())[0], (shares @ y.double())[0]
-        root = weights.sqrt()[:, None].to(x.dtype)
-        x, y = x * root, y * root
-        self._add_squares(x)
-        self.squares.addr_(shift[0], shift[0], alpha=-total)
-        self.products.add_(x.mT @ y).addr_(shift[0], shift[1], alpha=-total)
-        self._merge_means(total, *means)
+        x, y = _Centred(inputs, weights, total), _Centred(targets, weights, total)
+        self._add_squares(x.rows)
+        self.squares.addr_(x.shift, x.shift, alpha=-total)
+        self.products.add_(x.rows.mT @ y.rows).addr_(x.shift, y.shift, alpha=-total)
+        self._merge_means(total, x.mean, y.mean)
 
     def _add_squares(self, x: Tensor) -> None:
         """Add X'X block by block; it is symmetric, so the blocks below the diagonal are copies."""

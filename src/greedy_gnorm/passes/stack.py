@@ -72,11 +72,21 @@ class _PresentLayer:
     def streams_of(self, site: Site) -> Callable[[], Iterator[Stream]]:
         def streams() -> Iterator[Stream]:
             for number, batch in enumerate(self.calibration.batches):
-                states = real_rows(batch, [self._received(next(iter(site.stream.values())), site, number)])
-                target = self.calibration.target(site, number)
-                yield Stream(states, self.calibration.stream(site, number), target.weights)
+                weights = self.calibration.target(site, number).weights
+                yield Stream(self._states(site, number, batch), self.calibration.stream(site, number), weights)
 
         return streams
+
+    def _states(self, site: Site, number: int, batch: Batch) -> Tensor:
+        """What the input maps of a site receive at real tokens."""
+        source = self.calibration.stream_sources.get(site.index)
+        if self.sites.savings.kept_layers and source is not None:
+            below = self.sites[source]
+            if (source, number) in self.read:
+                return _after_sum(below, self.calibration.kept(below, number))
+            if below.layer != site.layer:  # the norm ends the layer below
+                return real_rows(batch, [self.calibration.hidden(number)])
+        return real_rows(batch, [self._received(next(iter(site.stream.values())), site, number)])
 
     def samples_of(self, site: Site) -> Callable[[], Iterator[tuple[Sample, Target]]]:
         def samples() -> Iterator[tuple[Sample, Target]]:
@@ -204,10 +214,15 @@ def _from_inputs(site: Site, batch: Batch, inputs: Tensor) -> Iterator[None]:
 
 def _end_of_layer(site: Site, batch: Batch, hidden: Tensor, sample: Sample) -> Tensor:
     """The output of a layer from what its last site receives; padding, which nothing reads, is zero."""
-    result, place = torch.zeros_like(hidden), sum_of(site)
-    total = site.output(sample.inputs) + sample.residuals
-    result[batch.real_tokens(hidden.shape[1]).bool()] = total if place.returned else place.module(total)
+    result = torch.zeros_like(hidden)
+    result[batch.real_tokens(hidden.shape[1]).bool()] = _after_sum(site, sample)
     return result
+
+
+def _after_sum(site: Site, sample: Sample) -> Tensor:
+    """What becomes of a sample: the sum of the output and the residual, after the norm if there is one."""
+    total: Tensor = site.output(sample.inputs) + sample.residuals
+    return total if sum_of(site).returned else sum_of(site).module(total)
 
 
 @contextmanager
