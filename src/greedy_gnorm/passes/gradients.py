@@ -97,7 +97,8 @@ def _neuron_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_
     """
 
     def norms(inputs: Inputs, gradient: Tensor) -> Tensor:
-        gram = gram_allowed and gram_is_cheaper(*inputs.rows.shape[1:], gradient.shape[-1], gradients=1)
+        _, length, width = inputs.rows.shape
+        gram = gram_allowed and gram_is_cheaper(length, width, gradient.shape[-1], gradients=1)
         return unit_norms(inputs, gradient.to(inputs.rows.dtype), 1, gram=gram)
 
     site = trace.site
@@ -217,9 +218,11 @@ class CentredGram:
     def squares(self, gradient: Tensor) -> list[Tensor]:
         """Terms whose sum over all but the last dimension is the squared norm of each column of X^T g."""
         sums, mixed = (self.sums @ gradient).chunk(2, dim=1)  # (B, A, D): s, and m (X - m)^T g
-        blocks = zip(gradient.split(BLOCK, dim=1), self.deviations, strict=True)
-        terms = [part * (block @ gradient[:, -block.shape[2] :]) for part, block in blocks]
-        return [*terms, sums * (self.means @ sums + 2 * mixed)]
+        terms = [sums * (self.means @ sums + 2 * mixed)]
+        for block in self.deviations:
+            rest = gradient[:, -block.shape[2] :]
+            terms.append(rest[:, :BLOCK] * (block @ rest))
+        return terms
 
 
 BLOCK = 64
