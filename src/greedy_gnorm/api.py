@@ -288,7 +288,7 @@ def compress(
     size: str | None = None,
     max_drop: float | None = None,
     rounds: int = 20,
-    swap: bool = False,
+    swap: bool | None = None,
     uniform: bool = False,
     multiple_of: int | None = None,
     shape: str | None = None,
@@ -354,7 +354,8 @@ def compress(
         size: Size of the stored weights at most, such as "30MB".
         max_drop: Quality to lose at most; 0.01 is one point of accuracy. Default: 0.01 if no target is given.
         rounds: Rounds of removing, fitting and scoring again.
-        swap: Exchange the units of a round for others of their layer while that lowers the estimated loss.
+        swap: Exchange the units of a round for others of their layer while that lowers the estimated loss. Default: as
+            the method does.
         uniform: Keep the same number of units in every layer.
         multiple_of: Keep a multiple of this number of neurons in a layer. Default: 16 in layers of 512 neurons or
             more, else 1.

@@ -248,8 +248,11 @@ class Settings(BaseModel):
         "head.",
         "a whole number, 1 or more",
     )
-    swap: bool = _setting(
-        False, "Exchange the units of a round for others of their layer while that lowers the estimated loss."
+    swap: bool | None = _setting(
+        None,
+        "Exchange the units of a round for others of their layer while that lowers the estimated loss. Default: as the "
+        "method does.",
+        "true or false",
     )
     uniform: bool = _setting(False, "Keep the same number of units in every layer.")
     multiple_of: Positive | None = _setting(

@@ -257,11 +257,15 @@ def test_a_list_where_none_belongs_is_refused(line, message, tmp_path, model_fol
     assert not (tmp_path / "c").exists()
 
 
+SLOW = ("attribution-greedy", "leave-one-out-greedy", "shapley-greedy", "gnorm-look-ahead", "fisher-look-ahead")
+"""The methods that take many passes at every step."""
+
+
 def test_names_of_methods():
     assert methods_named("paper") == ["greedy-gnorm", "inverse-gnorm", "ae", "inverse-ae", "random"]
     every = methods_named("all")
     assert set(PAPER) < set(every)
-    assert set(HEADS_ONLY) - set(every) == {"attribution-greedy", "leave-one-out-greedy", "shapley-greedy"}
+    assert set(HEADS_ONLY) - set(every) == set(SLOW)
     assert methods_named("joint") == list(JOINTS)
     assert methods_named("all-joint") == list(ALL_JOINTS)
     assert set(JOINTS) < set(ALL_JOINTS)
@@ -272,7 +276,7 @@ def test_names_of_methods():
 
 
 def test_no_two_methods_look_alike():
-    methods = [*methods_named("all"), "attribution-greedy", "leave-one-out-greedy", "shapley-greedy"]
+    methods = [*methods_named("all"), *SLOW]
     for looks in (
         [(look["color"], look["linestyle"]) for look in paper_figures.styles(methods).values()],
         [(look["color"], look["dash"]) for look in charts.line_styles(methods).values()],

@@ -70,11 +70,6 @@ def test_a_score_that_is_computed_once_stays_while_heads_are_tried(tmp_path, mon
     assert removed_by(some.curves["gnorm-look-ahead"][0]) == removed_by(every.curves["gnorm-look-ahead"][0])
 
 
-def test_scores_that_are_kept_for_some_heads_are_measured_after_each(tmp_path):
-    found = compare(tmp_path / "c", methods="greedy-gnorm,ae", recompute=3, points=2)
-    assert removed(found.curves["greedy-gnorm"][0]) == list(range(9))
-
-
 def test_protected_heads_leave_fewer_points(tmp_path):
     found = compare(tmp_path / "c", methods="random", protect=[(0, 1)], points=3)
     assert all(removed(walk)[-1] == 7 for walk in found.curves["random"])
@@ -85,6 +80,7 @@ def test_protected_heads_leave_fewer_points(tmp_path):
     [
         ({"methods": "joint-random"}, "--points is for methods of heads"),
         ({"heads_per_step": 2}, "give one of them"),
+        ({"recompute": 3}, "leave out --recompute, or give 0 or 1"),
         ({"points": 0}, "points must be a whole number, 1 or more"),
     ],
 )

@@ -188,6 +188,14 @@ def compressed(folder: Path) -> Any:
     return [[list(unit) for unit in step.removed] for step in run.steps]
 
 
+def swapped(folder: Path) -> Any:
+    """Derivatives of the rows of both processes are compared, and removals are tried on them."""
+    with process_group(print):
+        inputs = str(folder / "model"), str(folder / "rows.jsonl")
+        runs = gg.compress(*inputs, **SWAPS), gg.prune(*inputs, **TRIALS)
+    return [[[list(unit) for unit in step.removed] for step in run.steps] for run in runs]
+
+
 def distilled(folder: Path) -> Any:
     """Gradients are sums over both processes; the second one has no row of the smallest batches."""
     with process_group(print):
@@ -220,6 +228,9 @@ COMPRESSION = {
     "macs": 0.5, "rounds": 3, "samples": 12, "calibration_tokens": 300, "tokens_per_batch": 64, "measure_speed": False
 }  # fmt: skip
 
+SWAPS = {**COMPRESSION, "method": "joint-swap", "recover": "none"}
+TRIALS = {"look_ahead": 3, "stop": "heads=3", "samples": 12, "tokens_per_batch": 64}
+
 DISTILLATION = {**COMPRESSION, "recover": "distill", "recover_steps": 6}
 
 COMPARISON = {
@@ -233,8 +244,7 @@ def inputs(folder: Path) -> list[str]:
 
 SCENARIOS = (
     exchange, large, slow, killed_while_the_first_waits, killed_while_the_first_works, first_killed, error_in_a_score,
-    error_in_a_walk, unexpected_error, interrupted, compared, compressed, distilled,
-    distilled_further,
+    error_in_a_walk, unexpected_error, interrupted, compared, compressed, swapped, distilled, distilled_further,
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_batch, tiny_rows
-from passes.ranks import COMPARISON, COMPRESSION, DISTILLATION
+from passes.ranks import COMPARISON, COMPRESSION, DISTILLATION, SWAPS, TRIALS
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli.app import main
@@ -340,6 +340,14 @@ def test_a_compression_over_processes_has_the_same_order_and_weights(scenarios, 
         assert predictions[name] == alone.predictions[name]
     texts = [{row["text"] for row in each["changed"]} for each in (predictions, alone.predictions)]
     assert texts[0] == texts[1]
+
+
+def test_swaps_and_trials_over_processes_remove_the_same(scenarios, place):
+    inputs = place / "model", place / "rows.jsonl"
+    alone = gg.compress(*inputs, **SWAPS), gg.prune(*inputs, **TRIALS)
+    for process in scenarios["swapped"]:
+        assert process["code"] == 0, process["err"]
+        assert process["value"] == [[[list(unit) for unit in step.removed] for step in run.steps] for run in alone]
 
 
 @pytest.mark.filterwarnings("ignore:The calibration rows have")

@@ -11,7 +11,10 @@ from conftest import LABEL_NAMES, tiny_batch, tiny_model, tiny_rows, tiny_tokeni
 from twins import slow_gradient_norms
 
 import greedy_gnorm as gg
+from greedy_gnorm.data.batches import ready_batches
 from greedy_gnorm.model.sites import find_sites
+from greedy_gnorm.passes.trials import trial_removals
+from greedy_gnorm.tasks.objectives import with_reference
 from greedy_gnorm.units import Unit, removed_by
 
 DATA, EVALUATION = [tiny_batch(seed=1), tiny_batch(rows=5, seed=4, longest=7)], [tiny_batch(rows=30, seed=2)]
@@ -95,6 +98,25 @@ def test_comparisons_have_it_as_methods(tmp_path):
     walk = found.curves["gnorm-look-ahead"][0]
     assert removed_by(walk) != removed_by(found.curves["greedy-gnorm"][0])
     assert len(removed_by(walk)) == 8
+
+
+@pytest.mark.filterwarnings("ignore:The calibration rows have")
+def test_fitted_models_are_tried_too():
+    model = tiny_model("bert", num_hidden_layers=2)
+    rows = [{key: tensor for key, tensor in row.items() if key != "labels"} for row in DATA]
+    found = run(model, look_ahead=4, recover="least-squares", stop="heads=3")
+    assert len(removed_by(found.steps)) == 3
+    assert torch.isfinite(found.model(**rows[0]).logits).all()
+
+
+def test_outputs_that_are_no_numbers_are_refused():
+    model = tiny_model("bert", num_hidden_layers=2)
+    sites, rows = find_sites(model, "heads"), ready_batches(DATA)
+    rows = with_reference(model, rows)
+    with torch.no_grad():
+        model.classifier.bias.fill_(torch.nan)
+    with pytest.raises(gg.NonFiniteScore, match="check the weights"):
+        trial_removals(sites, rows, [Unit(0, 0)])
 
 
 def test_bad_numbers_are_refused():

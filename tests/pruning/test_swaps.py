@@ -93,6 +93,30 @@ def test_swapping_changes_what_is_removed_and_spares_protected_heads():
     assert Unit(0, 1) not in swapped
 
 
-def test_a_score_without_an_objective_is_refused():
+@pytest.mark.parametrize("method", ["joint-magnitude", "joint-gnorm"])
+def test_methods_that_do_not_use_the_loss_are_refused(method):
     with pytest.raises(gg.GnormError, match="swap compares derivatives of the loss"):
-        compressed(tiny_model("bert"), method="joint-magnitude", swap=True)
+        compressed(tiny_model("bert"), method=method, swap=True)
+
+
+def test_a_method_that_swaps_can_do_without():
+    model = tiny_model("bert")
+    orders = [
+        removed_by(compressed(model, method=method, swap=swap, recover="none").steps)
+        for method, swap in (("joint-swap", None), ("joint-swap", False), ("joint-fisher", None))
+    ]
+    assert orders[0] != orders[1] == orders[2]
+
+
+def test_a_run_that_was_cut_short_ends_alike(tmp_path):
+    model, options = tiny_model("bert"), {"method": "joint-swap", "rounds": 3}
+    whole = compressed(model, out=tmp_path / "whole", **options)
+
+    def stop(step, *_):
+        if step.step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compressed(model, out=tmp_path / "cut", on_step=stop, **options)
+    resumed = compressed(model, out=tmp_path / "cut", resume=True, **options)
+    assert [step.removed for step in resumed.steps] == [step.removed for step in whole.steps]

@@ -14,7 +14,6 @@ from greedy_gnorm.comparison.analysis import Comparison, points_for, read_experi
 from greedy_gnorm.comparison.parts import (
     Part,
     assign,
-    can_skip,
     check_settings,
     forwards,
     parts_for,
@@ -211,16 +210,15 @@ def _costs(bench: Bench, parts: Sequence[Part]) -> dict[Part, int]:
             heads=bench.removable,
             scoring_rows=sample,
             evaluation_rows=bench.evaluation.data_rows,
-            points=_points(bench, part),
+            points=_points(bench),
         )
         for part in parts
     }
 
 
-def _points(bench: Bench, part: Part) -> list[int]:
-    """Where a walk is measured, if not after each of its steps."""
-    count = bench.given.points
-    return points_for(bench.removable, count) if count is not None and can_skip(part, bench.given) else []
+def _points(bench: Bench) -> list[int]:
+    """Where walks are measured, if not after each of their steps."""
+    return [] if bench.given.points is None else points_for(bench.removable, bench.given.points)
 
 
 def _draws(folder: Path, runs: int) -> int:
@@ -343,7 +341,7 @@ def _plan(bench: Bench, part: Part) -> Plan:
         recovery = Recovery(method.recover, SOLVERS[method.recover], _calibration(bench, given))
     return Plan(
         scoring, bench.evaluation, method, score, objective, rules, bench.protection, bench.costs, budget, recovery,
-        bench.memory, _points(bench, part),
+        bench.memory, _points(bench),
     )  # fmt: skip
 
 

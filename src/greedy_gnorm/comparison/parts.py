@@ -57,14 +57,11 @@ def check_settings(methods: Sequence[str], given: Settings) -> None:
             raise GnormError("--points is for methods of heads: those of heads and neurons are measured each round.")
         if given.heads_per_step is not None:
             raise GnormError("--points and --heads-per-step both say where walks are measured: give one of them.")
-
-
-def can_skip(part: Part, given: Settings) -> bool:
-    """Whether a walk can be measured at some points only: one that scores once, or again after each head.
-
-    The journal has the scores that a step begins with, and from these it must be possible to go on.
-    """
-    return resolve_method(settings_for(part, given))[0].recompute in (NEVER, EVERY_STEP)
+        if given.recompute not in (None, NEVER, EVERY_STEP):  # a step is continued from the scores that it begins with
+            raise GnormError(
+                "--points needs scores that are computed once or after each head: leave out --recompute, or give 0 "
+                "or 1."
+            )
 
 
 def forwards(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from greedy_gnorm.data.batches import Batches
+from greedy_gnorm.errors import NonFiniteScore
 from greedy_gnorm.model.gates import closed
 from greedy_gnorm.model.modes import evaluating, without_gradients
 from greedy_gnorm.model.sites import Sites
@@ -37,4 +39,7 @@ def divergence(sites: Sites, batches: Batches) -> float:
             assert batch.reference is not None
             values.append(task.row_divergences(outputs(sites, batch).double(), batch.reference.double(), batch))
     rows = gather_rows([each[:, None].double().cpu() for each in values], [batch.rows for batch in batches])
-    return float(rows.mean())
+    mean = float(rows.mean())
+    if not math.isfinite(mean):
+        raise NonFiniteScore("The outputs of the model are NaN or infinite on scoring rows: check the weights.")
+    return mean

@@ -17,6 +17,7 @@ GREEDY, RANDOM, JOINT, JOINT_RANDOM = "greedy-gnorm", "random", "joint-refit", "
 RANDOMS = (RANDOM, JOINT_RANDOM)
 """The methods of which a comparison shows many trajectories."""
 LEAST_SQUARES, DISTILL = "least-squares", "distill"
+LOSS = "loss"
 EVERY_STEP = 1
 NEVER = 0
 
@@ -57,9 +58,8 @@ class Method:
 
     def changed(self, given: Settings) -> Method:
         """The method with what the user sets."""
-        names = ("recompute", "heads_per_step", "recover", "look_ahead")
-        own = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-        return replace(self, swap=self.swap or given.swap, **own)
+        names = ("recompute", "heads_per_step", "recover", "look_ahead", "swap")
+        return replace(self, **{name: getattr(given, name) for name in names if getattr(given, name) is not None})
 
 
 METHODS: Registry[Method] = Registry("method")
@@ -111,7 +111,7 @@ def methods_named(text: str | Sequence[str]) -> list[str]:
     """The names of methods in `a,b,c`, `paper` (the paper's five), `all` (of heads), `joint` or `all-joint`.
 
     `joint` are the methods of heads and neurons that the documentation compares, `all-joint` are all of them. `all`
-    omits the greedy versions of scores that take many passes; they can be given by name.
+    omits methods that take many passes at every step; they can be given by name.
     """
     names = text.split(",") if isinstance(text, str) else list(text)
     found: list[str] = []
@@ -119,7 +119,7 @@ def methods_named(text: str | Sequence[str]) -> list[str]:
         if name == "paper":
             found += PAPER
         elif name == "all":
-            found += [each for each in HEADS_ONLY if not (METHODS[each].recompute and _takes_many_passes(each))]
+            found += [each for each in HEADS_ONLY if not _takes_many_passes(METHODS[each])]
         elif name == "joint":
             found += JOINTS
         elif name == "all-joint":
@@ -156,11 +156,9 @@ def resolve_method(given: Settings) -> tuple[Method, Score, Objective]:
         raise GnormError(
             f"look_ahead spares the outputs, but {given.method} removes what matters most first: choose another method."
         )
-    if method.swap and score.objective is None:
-        raise GnormError(
-            f"swap compares derivatives of the loss, which the score {score.name} does not use: choose another method, "
-            f"such as {JOINT}."
-        )
+    if method.swap and (score.objective is None or objective.name != LOSS):
+        used = f"The objective is {objective.name}" if score.objective else f"The score {score.name} has no objective"
+        raise GnormError(f"swap compares derivatives of the loss. {used}: choose a method such as {JOINT}.")
     if method.recover != DISTILL and given.recover_steps != Settings.model_fields["recover_steps"].default:
         raise GnormError("recover_steps are those of a distillation: set recover to 'distill' (--recover distill).")
     return method, score, objective
@@ -186,5 +184,6 @@ def objective_for(score: Score, given: Settings) -> Objective:
     return OBJECTIVES[given.objective or score.objective or next(iter(OBJECTIVES))]
 
 
-def _takes_many_passes(method: str) -> bool:
-    return SCORES[METHODS[method].score].many_passes
+def _takes_many_passes(method: Method) -> bool:
+    """Whether every step takes many passes, for its score or for trials."""
+    return bool(method.recompute and SCORES[method.score].many_passes) or method.look_ahead > 1
