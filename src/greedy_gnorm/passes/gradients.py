@@ -98,7 +98,7 @@ def _neuron_norms(trace: Trace, gradients: Sequence[Tensor], mask: Tensor, gram_
 
     def norms(inputs: Inputs, gradient: Tensor) -> Tensor:
         _, length, width = inputs.rows.shape
-        gram = gram_allowed and gram_is_cheaper(length, width, gradient.shape[-1], gradients=1)
+        gram = gram_allowed and gram_is_cheaper(length, width, gradient.shape[-1], 1)
         return unit_norms(inputs, gradient.to(inputs.rows.dtype), 1, gram=gram)
 
     site = trace.site
