@@ -1,10 +1,10 @@
 """`gnorm compress` with its defaults on several tasks: python experiments/defaults.py [WAY] [NAME ...]
 
-Each classifier of experiments/offline is compressed to a quarter of its multiplications in 20 rounds. Rounds 10, 16 and
-20 have a half, a third and a quarter of them, and each is measured on all test rows. WAY is `labels` (the default),
-`own` (labels drawn from the unpruned model), `deep` (down to 15 %) or `heads` (`gnorm prune`: four heads at a time,
-fitted, until 80 % are gone). What was measured before is kept; at the end, and with `tables` for WAY, the tables of
-docs/results.md are written.
+Each classifier of experiments/offline is compressed in 20 rounds, and the rounds that are nearest to some shares of the
+multiplications are measured on all test rows; the last ones also after distillation. WAY is `labels` (the default: down
+to a quarter), `own` (down to 15 %, with labels drawn from the unpruned model) or `heads` (`gnorm prune`: six heads at a
+time, fitted, until 80 % are gone). What was measured is kept in experiments/measured. At the end, and with `tables` for
+WAY, the tables of docs/results.md are written.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,67 +37,79 @@ sys.path.insert(0, str(HERE.parent / "benchmarks"))
 from pages import write
 
 NAMES = ("tweets", "financial", "inference", "languages", "reactions")
-QUARTER = {"macs": 0.25}
-WAYS: dict[str, dict[str, Any]] = {
-    "labels": QUARTER,
-    "own": {**QUARTER, "labels": "own"},
-    "deep": {"macs": 0.15},
-    "heads": {
-        "method": "reconstruction-loss-greedy",
-        "recover": "least-squares",
-        "heads_per_step": 4,
-        "stop": "fraction=0.8",
-    },
-}
-TITLES = {
-    "labels": "Change of accuracy in points, by the multiplications that are left",
-    "own": "The same, scored by labels drawn from the unpruned model",
-    "deep": "At 15 % of the multiplications",
-    "heads": "Heads alone, fitted, by the share of heads that is gone",
-}
+MEASURED = HERE / "measured"
 STEPS = 300
 """Steps of distillation."""
 
 
-def shares_of(way: str) -> list[float]:
-    return [0.15] if way == "deep" else [0.5, 0.33, 0.25]
+@dataclass(frozen=True)
+class Way:
+    """How a classifier is pruned, and which of its steps are measured."""
+
+    title: str
+    settings: Mapping[str, Any]
+    shares: Sequence[float]  # of the multiplications that are left, or of the heads that are gone
+    distilled: Sequence[float] = ()
+
+
+WAYS = {
+    "labels": Way(
+        "Change of accuracy in points, by the multiplications that are left", {"macs": 0.25}, (0.5, 0.33, 0.25), (0.25,)
+    ),
+    "own": Way(
+        "The same without labels: scored by labels drawn from the unpruned model, down to 15 %",
+        {"macs": 0.15, "labels": "own"},
+        (0.5, 0.33, 0.25, 0.15),
+        (0.25, 0.15),
+    ),
+    "heads": Way(
+        "Heads alone, fitted, by the share of heads that is gone",
+        {
+            "method": "reconstruction-loss-greedy",
+            "recover": "least-squares",
+            "heads_per_step": 6,
+            "stop": "fraction=0.8",
+        },
+        (0.5, 0.8),
+    ),
+}
 
 
 def measure(way: str, name: str) -> None:
-    """Compress one classifier, and write the quality of some rounds, fitted and distilled, to a file."""
-    plan = yaml.safe_load((HERE / "offline" / f"{name}.yaml").read_text(encoding="utf-8"))
-    folder, data = RUNS / name, SHARED / "data" / plan["data"]
-    found = folder / f"defaults-{way}.json"
+    """Compress one classifier, and write the quality of some steps, fitted and distilled, to a file."""
+    found = MEASURED / f"{name}-{way}.json"
     if found.exists():
         return
+    plan = yaml.safe_load((HERE / "offline" / f"{name}.yaml").read_text(encoding="utf-8"))
+    folder, data = RUNS / name, SHARED / "data" / plan["data"]
     model = classifier(plan, data, folder / "classifier")
     prune = gg.prune if way == "heads" else gg.compress
-    run = prune(str(model), str(data), out=folder / f"defaults-{way}", resume=True, **WAYS[way])
+    run = prune(str(model), str(data), out=folder / f"defaults-{way}", resume=True, **WAYS[way].settings)
     rows = evaluation_batches(run.unpruned, run.tokenizer, task_of(run.unpruned), str(data), Settings())
     before = row_statistics(find_sites(copy.deepcopy(run.unpruned).float()), rows)
     results = {}
-    for label, step in _steps(way, run).items():
-        pruned = run.at(step).float()
-        results[label] = _compared(pruned, before, rows)
-        if way != "heads" and label == list(_steps(way, run))[-1]:
+    for share in WAYS[way].shares:
+        pruned = run.at(_nearest(run, way, share)).float()
+        results[f"{share:.0%}"] = _compared(pruned, before, rows)
+        if share in WAYS[way].distilled:
             assert run.recovery is not None
             calibration = run.recovery.calibration
             Distillation(calibration.original, calibration.batches, STEPS)(find_sites(pruned))
-            results[f"{label}, distilled"] = _compared(pruned, before, rows)
-        print(name, way, label, results[label], flush=True)
+            results[f"{share:.0%}, distilled"] = _compared(pruned, before, rows)
+        print(name, way, results, flush=True)
+    MEASURED.mkdir(exist_ok=True)
     write_json(found, results)
 
 
-def _steps(way: str, run: gg.Run) -> dict[str, int]:
-    """The rounds that are measured, by what is left of the multiplications, or gone of the heads."""
+def _nearest(run: gg.Run, way: str, share: float) -> int:
+    """The step that is nearest to a share."""
     if way == "heads":
         total = sum(site.total for site in find_sites(run.unpruned, "heads"))
-        gone = np.cumsum([len(step.removed) for step in run.steps])
-        return {f"{share:.0%}": int(np.argmin(np.abs(gone - share * total))) for share in (0.5, 0.8)}
-    first = run.steps[0].cost.multiplications
-    assert first is not None
-    left = np.array([(step.cost.multiplications or 0) / first for step in run.steps])
-    return {f"{share:.0%}": int(np.argmin(np.abs(left - share))) for share in shares_of(way)}
+        shares = np.cumsum([len(step.removed) for step in run.steps]) / total
+    else:
+        multiplications = np.array([step.cost.multiplications for step in run.steps], dtype=np.float64)
+        shares = multiplications / multiplications[0]
+    return int(np.argmin(np.abs(shares - share)))
 
 
 def _compared(model: Any, before: torch.Tensor, rows: Batches) -> dict[str, Any]:
@@ -112,12 +126,12 @@ def _compared(model: Any, before: torch.Tensor, rows: Batches) -> dict[str, Any]
 def tables() -> None:
     """Write what was measured into docs/results.md, one table for each way."""
     found = {way: table for way in WAYS if (table := _table(way))}
-    write("results.md", "defaults", "\n".join(f"{TITLES[way]}:\n\n{table}" for way, table in found.items()))
+    write("results.md", "defaults", "\n".join(f"{WAYS[way].title}:\n\n{table}" for way, table in found.items()))
 
 
 def _table(way: str) -> str:
     """The change of accuracy by task, and its mean over the tasks; empty if nothing was measured."""
-    paths = {name: RUNS / name / f"defaults-{way}.json" for name in NAMES}
+    paths = {name: MEASURED / f"{name}-{way}.json" for name in NAMES}
     results = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
     if not results:
         return ""

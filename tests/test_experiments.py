@@ -58,10 +58,9 @@ def test_ranks_are_those_of_the_tables():
 
 
 def test_the_defaults_have_a_place_in_the_results(tmp_path, monkeypatch):
-    path, measured = tmp_path / "tweets" / "defaults-labels.json", {"rows": 200, "accuracy": [0.8, 0.79]}
-    path.parent.mkdir()
+    path, measured = tmp_path / "tweets-labels.json", {"rows": 200, "accuracy": [0.8, 0.79]}
     path.write_text(json.dumps({"50%": {**measured, "change": [-0.02, 0.005]}}), encoding="utf-8")
-    monkeypatch.setattr(defaults, "RUNS", tmp_path)
+    monkeypatch.setattr(defaults, "MEASURED", tmp_path)
     assert "| tweets | 200 | 80.00 | -1.00 (-2.00 to +0.50) |" in defaults._table("labels")
     assert defaults._table("own") == ""
     assert "<!-- defaults -->" in (rankings.DOCS / "results.md").read_text(encoding="utf-8")
