@@ -476,6 +476,7 @@ def compare(
     heads_per_step: int | None = None,
     recompute: int | None = None,
     group_queries: str | None = None,
+    recover: str | None = None,
     labels: str = "data",
     stride: int | None = None,
     calibration_tokens: int = 65536,
@@ -522,6 +523,9 @@ def compare(
         recompute: Steps from one scoring to the next; 0 scores only once. Default: the method's own number.
         group_queries: What a head is where several query heads share a key and a value: "whole", such a group, or
             "each", one query head of each group of the layer. Default: "whole", or as the model was pruned before.
+        recover: How every method recovers quality after each step: "least-squares" fits the layers again, "gates" one
+            factor for each unit, "mean" adds the mean outputs of removed units to biases, and "none" does nothing.
+            Default: each method's own way.
         labels: "data", or "own" to score with labels drawn from the model's own predictions, so that text without
             labels is enough; quality is then the agreement with the unpruned model.
         stride: Tokens that neighbouring windows share, where a context is longer than a window (question answering).

@@ -325,7 +325,7 @@ _NOT_FOR_SCORING = (
 )  # fmt: skip
 SCORING = tuple(name for name in (*PRUNING, "units") if name not in _NOT_FOR_SCORING)
 """The settings of `score`."""
-_NOT_FOR_COMPARING = ("method", "stop", "look_ahead", "device_map", "recover", "recover_steps", "examples")
+_NOT_FOR_COMPARING = ("method", "stop", "look_ahead", "device_map", "recover_steps", "examples")
 COMPARING = tuple(name for name in (*PRUNING, "rounds", *_ONLY_COMPARING) if name not in _NOT_FOR_COMPARING)
 """The settings of `compare`, which walks several methods to the end on copies of a model that fits one device."""
 EVALUATING = (

@@ -303,7 +303,7 @@ def _bench(
     device = device_for(given)
     sites = find_sites(convert(copy.deepcopy(model), device, dtype_for(model, given)), units)
     for name in names:
-        check_recovery(METHODS[name].recover, sites)
+        check_recovery(METHODS[name].changed(given).recover, sites)
     evaluation = encode(rows, model, tokenizer, task, given, "evaluation").to(device)
     if is_first():
         warn_of_few_rows(evaluation.data_rows)

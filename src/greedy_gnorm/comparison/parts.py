@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from greedy_gnorm.errors import GnormError
-from greedy_gnorm.pruning.methods import EVERY_STEP, METHODS, NEVER, RANDOMS, resolve_method
+from greedy_gnorm.pruning.methods import DISTILL, EVERY_STEP, METHODS, NEVER, RANDOMS, resolve_method
 from greedy_gnorm.scores import SCORES
 from greedy_gnorm.settings import Settings
 
@@ -52,6 +52,11 @@ def check_settings(methods: Sequence[str], given: Settings) -> None:
             raise GnormError(f"No score of {', '.join(methods)} has the option {option!r}.")
     for name in methods:
         resolve_method(settings_for(Part(name, 0), given))
+    if given.recover == DISTILL:
+        raise GnormError(
+            "Distillation trains one model at the end, but a comparison measures every step: give --recover "
+            "least-squares, gates, mean or none."
+        )
     if given.points is not None:
         if any(METHODS[name].in_rounds for name in methods):
             raise GnormError("--points is for methods of heads: those of heads and neurons are measured each round.")
