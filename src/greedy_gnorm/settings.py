@@ -20,12 +20,13 @@ def _saving(about: str) -> Any:
 
 @dataclass(frozen=True)
 class Savings:
-    """Which savings are on, and how many bytes may be kept between passes."""
+    """Which savings are on, how many bytes the layers of passes may take, and whether passes are kept for the next."""
 
     kept_layers: bool = _saving("layers below a change, and parts of a layer that were fitted, are not run again")
     first_token: bool = _saving("the last layer computes what the classifier reads, its first token")
     gram: bool = _saving("gradient norms by X X^T where that is cheaper than forming the gradients")
     kept_bytes: int = 0
+    between_steps: bool = True
 
     @classmethod
     def names(cls) -> list[str]:

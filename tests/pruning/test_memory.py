@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import LABEL_NAMES, tiny_model, tiny_rows, tiny_tokenizer
+from conftest import LABEL_NAMES, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 import greedy_gnorm as gg
 from greedy_gnorm import runs
 from greedy_gnorm.deployment.speed import torch_latencies
+from greedy_gnorm.passes.cache import Cache
 
 WORDS = 20_000
 
@@ -67,3 +68,21 @@ def test_a_run_with_latency_holds_three_copies_at_most(stored, options, tmp_path
     assert 2 <= copies.most <= 3
     copies.see(torch.zeros(0))
     assert len(copies.alive) == 2, "the model as it came and the solution"
+
+
+@pytest.mark.parametrize(
+    ("prune", "options", "kept"),
+    [
+        (gg.prune, {"stop": "heads=2"}, True),
+        (gg.prune, {"stop": "heads=2", "recover": "least-squares"}, False),
+        (gg.compress, {"macs": 0.5, "rounds": 2}, False),
+        (gg.compress, {"macs": 0.5, "rounds": 2, "recover": "none"}, False),
+    ],
+)
+def test_layers_are_kept_for_the_next_step_only_if_it_can_use_them(prune, options, kept, monkeypatch):
+    stored, own = [], Cache.store
+    monkeypatch.setattr(Cache, "store", lambda *given, **named: stored.append(own(*given, **named)))
+    rows, evaluation = [tiny_batch(rows=48, seed=1)], [tiny_batch(rows=30, seed=2)]
+    prune(tiny_model("bert", num_hidden_layers=2), rows, eval_data=evaluation, **options)
+    assert stored
+    assert any(stored) == kept

@@ -171,7 +171,8 @@ def _walk_parts(
             for seed, calibration in bench.calibrations.items():
                 if seed != bench.given.seed + part.run:
                     calibration.clear()
-            sites = find_sites(copy.deepcopy(bench.sites.model), units_for(bench.given)).use(savings_for(bench.given))
+            savings = savings_for(settings_for(part, bench.given))
+            sites = find_sites(copy.deepcopy(bench.sites.model), units_for(bench.given)).use(savings)
             sites.kept = KeptScoring(folder / "parts" / str(part))
             journal, limit = journals[part], _limit(bench, plans[part])
             report = _for_part(stepped, part)

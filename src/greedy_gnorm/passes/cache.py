@@ -19,10 +19,14 @@ class CachedPass:
 
 
 class Cache:
-    """The last passes over some batches, within a budget of bytes; a pass that does not fit is not stored."""
+    """The last passes over some batches, within a budget of bytes; a pass that does not fit is not stored.
 
-    def __init__(self, budget: int = 0) -> None:
+    A cache that is not used `between_steps` stores none: its budget is for the pass that is going on.
+    """
+
+    def __init__(self, budget: int = 0, *, between_steps: bool = True) -> None:
         self.budget = budget
+        self._between_steps = between_steps
         self._passes: dict[tuple[int, bool], CachedPass] = {}
         self._bytes: dict[tuple[int, bool], int] = {}
 
@@ -43,7 +47,7 @@ class Cache:
         """Store a pass if it fits; one that fitted before fits again, because models only shrink."""
         key = (id(cached.inputs), graph)
         if key not in self._bytes:
-            fits = size <= self.room
+            fits = self._between_steps and size <= self.room
             self._bytes[key] = int(size) if fits else 0
             if fits:
                 self._passes[key] = cached
@@ -56,6 +60,6 @@ class Cache:
 def cache_of(sites: Sites) -> Cache:
     """The cache of a model's passes."""
     if sites.cache is None:
-        sites.cache = Cache(sites.savings.kept_bytes)
+        sites.cache = Cache(sites.savings.kept_bytes, between_steps=sites.savings.between_steps)
     cache: Cache = sites.cache
     return cache

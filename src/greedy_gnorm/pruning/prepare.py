@@ -262,7 +262,10 @@ def on_device(model: Any, given: Settings) -> Any:
 
 
 def savings_for(given: Settings) -> Savings:
-    return Savings.named(given.savings, given.cache_memory)
+    """The savings that are asked for; where a step changes all layers, nothing is kept for the next one."""
+    method = METHODS[given.method].changed(given)
+    one_layer = method.recover == "none" and not method.in_rounds
+    return replace(Savings.named(given.savings, given.cache_memory), between_steps=one_layer)
 
 
 def device_for(given: Settings) -> torch.device:
