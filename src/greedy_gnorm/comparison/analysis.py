@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from greedy_gnorm.comparison.certainty import differ, interval, sampled_means
+from greedy_gnorm.comparison.certainty import Course, Value, differ, interval, sampled_means
 from greedy_gnorm.errors import RunFolderError
 from greedy_gnorm.model.sizes import MEGABYTE
 from greedy_gnorm.pruning.budget import COMPARED, part_of
-from greedy_gnorm.pruning.curves import Walk, at_share, curve, knee_of, mean_over_curve, units_before_drop
+from greedy_gnorm.pruning.curves import Walk, at_share, knee_of, mean_over_curve, units_before_drop
 from greedy_gnorm.pruning.methods import ALL_JOINTS, RANDOMS
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import EXPERIMENT_FILE, RUN_FILE, Journal, read_header
 from greedy_gnorm.shown import Shown
 from greedy_gnorm.tasks.task import measure_of
-from greedy_gnorm.units import Measure, Step, Vector, removed_by
+from greedy_gnorm.units import Matrix, Measure, Step, Vector, removed_by
 
 SHARES = (0.25, 0.50, 0.75, 0.81)
 DROPS = (0.01, 0.05)
@@ -30,7 +30,7 @@ SHOWN = 7
 """How many methods the short form of a comparison names."""
 
 Table = tuple[list[str], list[list[str]]]
-"""Names of columns, and cells as text. Those of a comparison take seconds, for their intervals."""
+"""Names of columns, and cells as text. The first of a comparison takes seconds, for the intervals of all."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +43,7 @@ class Comparison(Shown):
     def __repr__(self) -> str:
         name, about = ("50%", "at 50% of the multiplications") if self.joint else ("mean", "mean over the curve")
         column = next(each for each in self.columns if each.name == name)
-        means = sorted(column.means(self.curves).items(), key=lambda item: -self.measure.worth(item[1]))
+        means = sorted(column.means(self).items(), key=lambda item: -self.measure.worth(item[1]))
         start = column.written(self.measure.of(next(iter(self.curves.values()))[0][0]))
         lines = [f"Comparison of {len(means)} methods on {self.header['model']['name']}"]
         lines[0] += f": {self.measure.name}, {about} ({start} unpruned)"
@@ -53,10 +53,21 @@ class Comparison(Shown):
         rest = len(means) - SHOWN
         return "\n".join(lines + [f"  and {rest} more"] * (rest > 0))
 
-    @property
+    @cached_property
     def columns(self) -> list[Column]:
         """What the methods are compared by, in the order of the table."""
         return (joint_columns if self.joint else columns)(self.measure)
+
+    @cached_property
+    def solution_columns(self) -> list[Column]:
+        """What the solutions of the methods are compared by; joint methods have none."""
+        return [] if self.joint else solution_columns(self.measure)
+
+    @cached_property
+    def samples(self) -> dict[str, Matrix] | None:
+        """The means of all columns, those of the solutions last, in samples of rows and runs, by method."""
+        values = [column.value for column in (*self.columns, *self.solution_columns)]
+        return sampled_means(self.curves, self.measure, self.header["data"]["evaluation"]["rows"], values)
 
     @property
     def measure(self) -> Measure:
@@ -82,14 +93,13 @@ class Comparison(Shown):
     def overview(self) -> Table:
         """The methods by the four columns that say most, with ± half the width of their intervals."""
         names = JOINT_OVERVIEW if self.joint else OVERVIEW
-        known = (joint_columns if self.joint else columns)(self.measure)
-        header, cells = _by_method(self, [column for column in known if column.name in names], brief=True)
+        header, cells = _by_method(self, [column for column in self.columns if column.name in names], brief=True)
         return [header[0], *header[2:]], [[row[0], *row[2:]] for row in cells]  # without the number of runs
 
     @cached_property
     def solutions(self) -> Table:
         """The paper's table of solutions: the methods at the knees of their curves."""
-        return _by_method(self, solution_columns(self.measure))
+        return _by_method(self, self.solution_columns)
 
 
 def points_for(heads: int, count: int) -> list[int]:
@@ -104,18 +114,21 @@ def solution(walk: Walk, measure: Measure) -> Step:
     return walk[knee_of(walk, measure)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Column:
     """A column of a table: what it shows of a walk, how that is written, and which of the methods' means is best."""
 
     name: str
-    value: Callable[[Walk], float]
+    value: Value
     form: str = ".3f"
     best: Callable[[Sequence[float]], float] | None = max
 
-    def means(self, curves: Mapping[str, Sequence[Walk]]) -> dict[str, float]:
+    def means(self, comparison: Comparison) -> dict[str, float]:
         """The mean over the runs of each method."""
-        return {method: float(np.mean([self.value(walk) for walk in walks])) for method, walks in curves.items()}
+        return {
+            method: float(np.mean([self.value(Course.of(walk, comparison.measure)) for walk in walks]))
+            for method, walks in comparison.curves.items()
+        }
 
     def written(self, value: float) -> str:
         """The number as text, without a negative zero."""
@@ -126,19 +139,19 @@ def columns(measure: Measure) -> list[Column]:
     """The columns of the comparison, in their order."""
     better = max if measure.higher_is_better else min
 
-    def at(share: float) -> Callable[[Walk], float]:
-        return lambda walk: at_share(curve(walk, measure), share)
+    def at(share: float) -> Value:
+        return lambda course: at_share(course.points, share)
 
-    def before_drop(drop: float) -> Callable[[Walk], float]:
-        return lambda walk: units_before_drop(curve(walk, measure), drop, measure)
+    def before_drop(drop: float) -> Value:
+        return lambda course: units_before_drop(course.points, drop, measure)
 
     return [
-        Column("before", lambda walk: measure.of(walk[0]), best=None),
+        Column("before", _start, best=None),
         *[Column(f"at {share:.0%}", at(share), best=better) for share in SHARES],
-        Column("mean", lambda walk: mean_over_curve(curve(walk, measure)), best=better),
+        Column("mean", lambda course: mean_over_curve(course.points), best=better),
         *[Column(_drop_title(drop, measure), before_drop(drop), ".1f") for drop in DROPS],
-        Column("knee: heads gone", lambda walk: knee_heads(walk, measure), ".1f"),
-        Column("knee: quality", lambda walk: measure.of(solution(walk, measure)), best=better),
+        Column("knee: heads gone", _knee_heads, ".1f"),
+        Column("knee: quality", _knee_quality, best=better),
     ]
 
 
@@ -146,14 +159,26 @@ def joint_columns(measure: Measure) -> list[Column]:
     """The columns of a comparison of joint methods: quality at shares of the multiplications."""
     better = max if measure.higher_is_better else min
 
-    def at(share: float) -> Callable[[Walk], float]:
-        return lambda walk: measure.of(step_at_work(walk, share))
+    def at(share: float) -> Value:
+        return lambda course: course.points[step_at_work(course.walk, share).step][1]
 
     return [
-        Column("100%", lambda walk: measure.of(walk[0]), ".4f", None),
+        Column("100%", _start, ".4f", None),
         *[Column(f"{share:.0%}", at(share), ".4f", better) for share in COMPARED],
-        Column("seconds", lambda walk: sum(sum(step.seconds.values()) for step in walk), ".0f", min),
+        Column("seconds", lambda course: sum(sum(step.seconds.values()) for step in course.walk), ".0f", min),
     ]
+
+
+def _start(course: Course) -> float:
+    return course.points[0][1]
+
+
+def _knee_heads(course: Course) -> float:
+    return course.points[course.knee][0]
+
+
+def _knee_quality(course: Course) -> float:
+    return course.points[course.knee][1]
 
 
 def step_at_work(walk: Walk, share: float) -> Step:
@@ -173,36 +198,31 @@ def _drop_title(drop: float, measure: Measure) -> str:
 
 def solution_columns(measure: Measure) -> list[Column]:
     """The columns of the solutions: quality (per cent of a share) and size (MB of float32) before and after."""
-    better = max if measure.higher_is_better else min
+    better, scale = max if measure.higher_is_better else min, 100 if _is_share(measure) else 1
 
-    def quality(step: Step) -> float:
-        return (100 if _is_share(measure) else 1) * measure.of(step)
-
-    def decrease(walk: Walk) -> float:
-        before, after = quality(walk[0]), quality(solution(walk, measure))
+    def decrease(course: Course) -> float:
+        before, after = _start(course), _knee_quality(course)
         return 100 * (before - after) / abs(before) if before else math.nan
 
-    def megabytes(step: Step) -> float:
-        return step.parameters * FLOAT32 / MEGABYTE
+    def whole(course: Course) -> int:
+        return course.walk[0].parameters
 
-    def after(value: Callable[[Step], float]) -> Callable[[Walk], float]:
-        return lambda walk: value(solution(walk, measure))
+    def left(course: Course) -> int:
+        return course.walk[course.knee].parameters
+
+    def megabytes(parameters: Callable[[Course], int]) -> Value:
+        return lambda course: parameters(course) * FLOAT32 / MEGABYTE
 
     return [
-        Column("before", lambda walk: quality(walk[0]), ".2f", None),
-        Column("after", after(quality), ".2f", better),
+        Column("before", lambda course: scale * _start(course), ".2f", None),
+        Column("after", lambda course: scale * _knee_quality(course), ".2f", better),
         Column("decrease %", decrease, ".2f", min if measure.higher_is_better else max),
-        Column("MB before", lambda walk: megabytes(walk[0]), ".2f", None),
-        Column("MB after", after(megabytes), ".2f", min),
-        Column(
-            "reduction %",
-            lambda walk: 100 * (1 - solution(walk, measure).parameters / walk[0].parameters),
-            ".2f",
-            max,
-        ),
-        Column("heads gone", lambda walk: knee_heads(walk, measure), ".1f", max),
-        Column("parameters before", lambda walk: walk[0].parameters, ",.0f", None),
-        Column("parameters after", after(lambda step: step.parameters), ",.0f", min),
+        Column("MB before", megabytes(whole), ".2f", None),
+        Column("MB after", megabytes(left), ".2f", min),
+        Column("reduction %", lambda course: 100 * (1 - left(course) / whole(course)), ".2f", max),
+        Column("heads gone", _knee_heads, ".1f", max),
+        Column("parameters before", whole, ",.0f", None),
+        Column("parameters after", left, ",.0f", min),
     ]
 
 
@@ -224,11 +244,11 @@ LEGEND = (
 
 def _by_method(comparison: Comparison, shown: Sequence[Column], *, brief: bool = False) -> Table:
     """Header and text cells: the mean over runs with its 95 % interval, and a mark for the best of each column."""
-    curves, rows = comparison.curves, comparison.header["data"]["evaluation"]["rows"]
-    samples = sampled_means(curves, comparison.measure.name, rows, [column.value for column in shown])
+    curves, samples = comparison.curves, comparison.samples
+    known = [*comparison.columns, *comparison.solution_columns]
     cells = {method: [method, str(len(walks))] for method, walks in curves.items()}
-    for place, column in enumerate(shown):
-        means = column.means(curves)
+    for column in shown:
+        means, place = column.means(comparison), known.index(column)
         drawn = None if samples is None else {method: samples[method][:, place] for method in curves}
         marks = _marks(column, means, drawn)
         for method, mean in means.items():

@@ -33,14 +33,19 @@ def knee(points: Points, *, higher_is_better: bool = True) -> int:
     (x0, y0), (x1, y1) = points[0], points[-1]
     slope = (y1 - y0) / (x1 - x0) if x1 > x0 else 0.0
     heights = [0.0, *(sign * (y - (y0 + slope * (x - x0))) for x, y in points[1:-1]), 0.0]
-    rounding = 1e-12 * max(abs(y) for _, y in points)
-    return next(place for place, height in enumerate(heights) if height >= max(heights) - rounding)
+    least = max(heights) - 1e-12 * max(abs(y) for _, y in points)
+    return next(place for place, height in enumerate(heights) if height >= least)
+
+
+def knee_at(points: Points, measure: Measure) -> int:
+    """The index of the point at the knee of a curve of this measure."""
+    heights = [(gone, measure.height(quality)) for gone, quality in points]
+    return knee(heights, higher_is_better=measure.higher_is_better)
 
 
 def knee_of(steps: Sequence[Step], measure: Measure) -> int:
     """The step at the knee of a run's curve."""
-    points = [(gone, measure.height(quality)) for gone, quality in curve(steps, measure)]
-    return knee(points, higher_is_better=measure.higher_is_better)
+    return knee_at(curve(steps, measure), measure)
 
 
 def at_share(points: Points, share: float) -> float:

@@ -94,7 +94,7 @@ def _(scores: Scores) -> str:
 def _means(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """Columns and cells of the means by method, which are there at once; intervals take a bootstrap."""
     shown, curves = comparison.columns, comparison.curves
-    means = [column.means(curves) for column in shown]
+    means = [column.means(comparison) for column in shown]
     cells = [
         [method, str(len(walks)), *(column.written(each[method]) for column, each in zip(shown, means, strict=True))]
         for method, walks in curves.items()
