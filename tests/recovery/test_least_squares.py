@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from conftest import EVERY_FAMILY, tiny_batch, tiny_model
+from conftest import EVERY_FAMILY, FAMILY_CONFIGS, tiny_batch, tiny_model
 from transformers.pytorch_utils import Conv1D
 from twins import heads_of
 
@@ -16,6 +16,7 @@ from greedy_gnorm.data.batches import ready_batches
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.model.surgery import remove
 from greedy_gnorm.passes import calibration as calibrations
+from greedy_gnorm.passes import stack
 from greedy_gnorm.passes.calibration import Calibration
 from greedy_gnorm.passes.equations import NormalEquations
 from greedy_gnorm.passes.stack import through_layers
@@ -192,6 +193,36 @@ def test_parts_of_a_layer_that_are_not_run_again_change_no_weight(family):
         fitted.append(sites.model.state_dict())
     for name, tensor in fitted[0].items():
         assert torch.equal(tensor, fitted[1][name]), name
+
+
+@EVERY_FAMILY
+def test_arguments_of_layers_that_do_not_fit_into_memory_are_computed_again(family, monkeypatch):
+    model = tiny_model(family)
+    kept = refitted(model, [cut_for(model)], recovery_for(model))
+    monkeypatch.setattr(stack, "KEPT", 0)
+    again = refitted(model, [cut_for(model)], recovery_for(model))
+    assert all(torch.equal(a, b) for a, b in zip(kept.model.parameters(), again.model.parameters(), strict=True))
+
+
+def test_the_model_around_its_layers_runs_once_for_each_batch(monkeypatch):
+    model, calls = tiny_model("bert"), {}
+    for budget in (stack.KEPT, 0):
+        monkeypatch.setattr(stack, "KEPT", budget)
+        sites = find_sites(copy.deepcopy(model))
+        remove(sites, GONE)
+        seen = calls[budget] = []
+        sites.model.bert.embeddings.register_forward_hook(lambda *given, seen=seen: seen.append(1))
+        recovery_for(model)(sites)
+    first_inputs, arguments, classifier = 1, 1, 1
+    assert len(calls[max(calls)]) == len(ROWS) * (first_inputs + arguments + classifier)
+    assert len(calls[0]) > len(calls[max(calls)])
+
+
+def test_every_family_says_what_its_attention_returns():
+    for family in FAMILY_CONFIGS:
+        calibration = recovery_for(tiny_model(family)).calibration
+        below = {site.index for layer in calibration.original.layers for site in layer.sites[:-1]}
+        assert set(calibration.module_returns) == below, family
 
 
 def test_a_part_of_a_layer_that_was_fitted_is_not_run_again():

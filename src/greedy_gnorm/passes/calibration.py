@@ -19,7 +19,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -29,6 +28,7 @@ from greedy_gnorm.errors import GnormError, UnsupportedModel
 from greedy_gnorm.model.modes import evaluating, frozen
 from greedy_gnorm.model.sites import Site, Sites, features
 from greedy_gnorm.passes.hooks import after, at_sum, before, read_rows, real_rows, sum_of
+from greedy_gnorm.passes.layers import layer_output, replace_forward
 from greedy_gnorm.passes.processes import add_up
 from greedy_gnorm.tasks.task import task_of
 
@@ -50,8 +50,22 @@ class Target(NamedTuple):
     weights: Tensor
 
 
+class Returns(NamedTuple):
+    """What the module of a site returns: its output, or the norm of its sum; alone or first of so many values."""
+
+    normed: bool
+    values: int | None
+
+    def pack(self, result: Tensor) -> Any:
+        """What the module returns with this result; the other values are no part of it."""
+        return result if self.values is None else (result, *[None] * (self.values - 1))
+
+
 class Spill:
-    """Tensors in files of a temporary folder, which is deleted with this object."""
+    """Tensors in files of a temporary folder, which is deleted with this object.
+
+    A tensor that is read is a view of its file: use it before another one is written under the same name.
+    """
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="gnorm-calibration-")
@@ -76,9 +90,11 @@ class Spill:
 
     def __getitem__(self, name: str) -> Tensor:
         dtype, shape, device = self._kinds[name]
-        stored = np.float64 if dtype == torch.float64 else np.float32
-        flat = np.fromfile(Path(self._folder.name) / name, dtype=stored)
-        return torch.from_numpy(flat).view(shape).to(device, dtype)
+        if not shape.numel():
+            return torch.zeros(shape, dtype=dtype, device=device)
+        stored = torch.promote_types(dtype, torch.float32)
+        path = str(Path(self._folder.name) / name)
+        return torch.from_file(path, size=shape.numel(), dtype=stored).view(shape).to(device, dtype)
 
 
 class Calibration:
@@ -88,6 +104,7 @@ class Calibration:
         self.original = original
         self.batches = batches
         self._spill = Spill()
+        self._tokens: dict[int, int] = {}  # the padded length of each batch
         if getattr(_config(original), "chunk_size_feed_forward", 0):
             raise UnsupportedModel("Recovery reads feed-forwards as a whole: set chunk_size_feed_forward to 0.")
         unknown = next((site for site in original if site.sum is None), None)
@@ -103,8 +120,11 @@ class Calibration:
 
     def target(self, site: Site, number: int) -> Target:
         """The unpruned model's sums at this site for a batch."""
-        name = f"{site.index}-{number}"
-        return Target(self._original(f"sums-{name}", number), self._original(f"weights-{name}", number))
+        return Target(self._original(f"sums-{site.index}-{number}", number), self.weights(site, number))
+
+    def weights(self, site: Site, number: int) -> Tensor:
+        """The weights of the tokens of a batch at this site, (N,)."""
+        return self._original(f"weights-{site.index}-{number}", number)
 
     def stream(self, site: Site, number: int) -> Tensor:
         """What the input maps of this site receive in the unpruned model for a batch, (N, d)."""
@@ -211,7 +231,7 @@ class Calibration:
         sums = [torch.zeros(features(site.output)[0], dtype=torch.float64) for site in self.original]
         totals = torch.zeros(len(sums), dtype=torch.float64)
         for number, batch in enumerate(self.batches):
-            weights = [self.target(site, number).weights for site in self.original]
+            weights = [self.weights(site, number) for site in self.original]
             found: list[list[Tensor]] = [[] for _ in sums]
             with ExitStack() as stack, evaluating(self.original.model), torch.no_grad():
                 for site, own in zip(self.original, found, strict=True):
@@ -253,6 +273,26 @@ class Calibration:
             self.original.model(**self.batches.items[0].inputs)
         return all(total is end for total, end in zip(sums, ends, strict=True))
 
+    @cached_property
+    def module_returns(self) -> dict[int, Returns]:
+        """What the modules of sites return that have others above them in their layer, if it is of a known kind."""
+        found = dict[int, Returns]()
+        results, outputs, norms = dict[int, Any](), dict[int, list[Tensor]](), dict[int, list[Tensor]]()
+        below = [site for layer in self.original.layers for site in layer.sites[:-1]]
+        with ExitStack() as stack, evaluating(self.original.model), torch.no_grad():
+            for site in below:
+                stack.enter_context(replace_forward(site.module, _recording(site, results)))
+                stack.enter_context(after(site.output, outputs.setdefault(site.index, []).append))
+                stack.enter_context(after(sum_of(site).module, norms.setdefault(site.index, []).append))
+            task_of(self.original.model).outputs(self.original.model, self.batches.items[0])
+        for index, result in results.items():
+            first, count = layer_output(result), len(result) if isinstance(result, tuple) else None
+            if not sum_of(self.original[index]).returned and first is norms[index][0]:
+                found[index] = Returns(True, count)
+            elif torch.equal(first, outputs[index][0]):
+                found[index] = Returns(False, count)
+        return found
+
     def keep(self, site: Site, number: int, sample: Sample) -> None:
         """Store the sample of a batch at a site of the present layer."""
         self._spill[f"{site.kind}-inputs-{number}"], self._spill[f"{site.kind}-residuals-{number}"] = sample
@@ -261,13 +301,51 @@ class Calibration:
         """The sample that was stored for a batch at a site of the present layer."""
         return Sample(self._spill[f"{site.kind}-inputs-{number}"], self._spill[f"{site.kind}-residuals-{number}"])
 
-    def hidden(self, number: int) -> Tensor:
-        """What enters the present layer of the pruned model in a batch."""
-        return self._spill[f"hidden-{number}"]
+    def keep_returned(self, site: Site, number: int, result: Tensor) -> None:
+        """Store what the module of a site of the present layer returns in a batch, (N, d)."""
+        self._spill[f"{site.kind}-returned-{number}"] = result
+
+    def returned(self, site: Site, number: int) -> Tensor:
+        """What was stored of the module of a site of the present layer."""
+        return self._spill[f"{site.kind}-returned-{number}"]
+
+    def enter(self, number: int, hidden: Tensor) -> None:
+        """Set what enters the first of the layers in a batch, (B, T, d)."""
+        self._tokens[number] = hidden.shape[1]
+        self.advance(number, self.rows(number, hidden))
 
     def advance(self, number: int, hidden: Tensor) -> None:
-        """Set what enters the next layer in a batch."""
+        """Set what enters the next layer in a batch, (N, d)."""
         self._spill[f"hidden-{number}"] = hidden
+
+    def hidden(self, number: int) -> Tensor:
+        """What enters the present layer of the pruned model in a batch at real tokens, (N, d)."""
+        return self._spill[f"hidden-{number}"]
+
+    def entering(self, number: int) -> Tensor:
+        """The same with padding, (B, T, d)."""
+        return self.padded(number, self.hidden(number))
+
+    def rows(self, number: int, tensor: Tensor) -> Tensor:
+        """The real tokens of a batch, (N, d)."""
+        return real_rows(self.batches.items[number], [tensor])
+
+    def padded(self, number: int, rows: Tensor) -> Tensor:
+        """The real tokens of a batch with padding, (B, T, d), which is zero and which nothing reads."""
+        real = self.batches.items[number].real_tokens(self._tokens[number]).bool()
+        tensor = rows.new_zeros(*real.shape, rows.shape[1])
+        tensor[real] = rows
+        return tensor
+
+
+def _recording(site: Site, results: dict[int, Any]) -> Callable[..., Any]:
+    own = site.module.forward
+
+    def forward(*arguments: Any, **options: Any) -> Any:
+        results[site.index] = own(*arguments, **options)
+        return results[site.index]
+
+    return forward
 
 
 def outputs_and_states(sites: Sites, batch: Batch) -> tuple[Tensor, Tensor]:

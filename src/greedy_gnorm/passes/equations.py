@@ -13,99 +13,123 @@ BLOCK = 256
 """Columns of X'X that are computed at once."""
 
 
-class _Centred:
-    """Rows less their weighted mean, (N, D), each multiplied by the root of its weight.
+class NormalEquations:
+    """The count, the means and the centred products of inputs, (N, D), and targets, (N, d), added batch by batch.
 
-    The mean that is subtracted is in the precision of the rows, so a `shift`, (D,), is left; `mean` is without it.
+    Products are sums in float64 of rows less the means of the first batch, which keeps digits. They are centred by the
+    means of all rows when they are read; until then, of X'X only the blocks above the diagonal are known.
     """
 
-    def __init__(self, rows: Tensor, weights: Tensor, total: float) -> None:
-        shares = (weights.double() / total).to(rows.dtype)
-        mean = shares @ rows
-        self.rows = rows - mean
-        self.shift = (shares @ self.rows).double()
-        self.mean = mean.double() + self.shift
-        self.rows.mul_(weights.sqrt()[:, None].to(rows.dtype))
-
-
-class NormalEquations:
-    """The count, the means and the centred products of inputs, (N, D), and targets, (N, d), added batch by batch."""
-
     def __init__(self, inputs: int, outputs: int, device: torch.device | None = None) -> None:
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=device)
-
         self.count = 0.0  # the sum of the weights
-        self.mean_input, self.mean_target = zeros(inputs), zeros(outputs)
-        self.squares, self.products = zeros(inputs, inputs), zeros(inputs, outputs)
+        self._inputs = inputs
+        self._means = torch.zeros(inputs + outputs, dtype=torch.float64, device=device)  # of inputs and targets
+        self._products = torch.zeros(inputs, inputs + outputs, dtype=torch.float64, device=device)
+        self._shift: Tensor | None = None  # what was subtracted from rows, where products are not centred
 
     def add(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> None:
-        """Add rows with weights, (N,), in float32 at least; a batch is centred by its own means, which keeps digits."""
-        inputs, targets = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in (inputs, targets))
+        """Add rows with weights, (N,); they are multiplied in float32 at least."""
         total = float(weights.sum(dtype=torch.float64))
         if not total:
             return
-        x, y = _Centred(inputs, weights, total), _Centred(targets, weights, total)
-        self._add_squares(x.rows)
-        self.squares.addr_(x.shift, x.shift, alpha=-total)
-        self.products.add_(x.rows.mT @ y.rows).addr_(x.shift, y.shift, alpha=-total)
-        self._merge_means(total, x.mean, y.mean)
+        if self._shift is None and self.count:
+            part = NormalEquations(*self._shape, self.device)
+            part.add(inputs, targets, weights)
+            self.merge(part)
+            return
+        exact = torch.promote_types(torch.promote_types(inputs.dtype, targets.dtype), torch.float32)
+        if self._shift is None:
+            shares = (weights.double() / total).to(exact)
+            self._shift = torch.cat([shares @ inputs.to(exact), shares @ targets.to(exact)])
+        rows = torch.empty(len(weights), len(self._shift), dtype=exact, device=inputs.device)
+        torch.sub(inputs, self._shift[: self._inputs], out=rows[:, : self._inputs])
+        torch.sub(targets, self._shift[self._inputs :], out=rows[:, self._inputs :])
+        root = weights.sqrt().to(exact)
+        rows.mul_(root[:, None])
+        self._means += root @ rows  # sums, until they are divided by the count
+        for start in range(0, self._inputs, BLOCK):
+            end = min(start + BLOCK, self._inputs)
+            self._products[start:end, start:] += rows[:, start:end].mT @ rows[:, start:]
+        self.count += total
 
-    def _add_squares(self, x: Tensor) -> None:
-        """Add X'X block by block; it is symmetric, so the blocks below the diagonal are copies."""
-        for start in range(0, x.shape[1], BLOCK):
-            end = min(start + BLOCK, x.shape[1])
-            upper = x[:, start:end].mT @ x[:, start:]
-            self.squares[start:end, start:].add_(upper)
-            self.squares[end:, start:end].add_(upper[:, end - start :].mT)
+    def _centre(self) -> None:
+        """Centre the products by the means of all rows."""
+        if self._shift is None:
+            return
+        for start in range(0, self._inputs, BLOCK):  # X'X is symmetric
+            end = min(start + BLOCK, self._inputs)
+            self._products[end : self._inputs, start:end] = self._products[start:end, end : self._inputs].mT
+        self._means /= self.count
+        self._products.addr_(self._means[: self._inputs], self._means, alpha=-self.count)
+        self._means += self._shift
+        self._shift = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the sums are."""
+        return self._means.device
+
+    @property
+    def squares(self) -> Tensor:
+        """X'X of centred inputs, (D, D)."""
+        self._centre()
+        return self._products[:, : self._inputs]
+
+    @property
+    def products(self) -> Tensor:
+        """X'Y of centred inputs and targets, (D, d)."""
+        self._centre()
+        return self._products[:, self._inputs :]
+
+    @property
+    def mean_input(self) -> Tensor:
+        """The means of the inputs, (D,)."""
+        self._centre()
+        return self._means[: self._inputs]
+
+    @property
+    def mean_target(self) -> Tensor:
+        """The means of the targets, (d,)."""
+        self._centre()
+        return self._means[self._inputs :]
 
     def at(self, channels: Sequence[int]) -> NormalEquations:
         """The equations of some of the inputs."""
-        places = torch.tensor(channels, dtype=torch.long, device=self.squares.device)
-        part = NormalEquations(len(channels), len(self.mean_target), self.squares.device)
-        part.count, part.mean_target = self.count, self.mean_target
-        part.mean_input, part.products = self.mean_input[places], self.products[places]
-        part.squares = self.squares[places][:, places]
+        self._centre()
+        outputs = range(self._inputs, len(self._means))
+        places = torch.tensor([*channels, *outputs], dtype=torch.long, device=self.device)
+        part = NormalEquations(len(channels), len(outputs), self.device)
+        part.count, part._means = self.count, self._means[places]
+        part._products = self._products[places[: len(channels)]][:, places]
         return part
 
     def merge(self, other: NormalEquations) -> None:
         """Add the rows of other equations."""
-        self.squares += other.squares
-        self.products += other.products
+        self._centre()
+        other._centre()
+        self._products += other._products
         if other.count:
-            self._merge_means(other.count, other.mean_input, other.mean_target)
-
-    def _merge_means(self, count: float, mean_input: Tensor, mean_target: Tensor) -> None:
-        total = self.count + count
-        apart = mean_input - self.mean_input, mean_target - self.mean_target
-        between = self.count * count / total
-        self.squares.addr_(apart[0], apart[0], alpha=between)
-        self.products.addr_(apart[0], apart[1], alpha=between)
-        self.mean_input += apart[0] * (count / total)
-        self.mean_target += apart[1] * (count / total)
-        self.count = total
+            total = self.count + other.count
+            apart = other._means - self._means
+            self._products.addr_(apart[: self._inputs], apart, alpha=self.count * other.count / total)
+            self._means += apart * (other.count / total)
+            self.count = total
 
     @property
     def _shape(self) -> tuple[int, int]:
-        return len(self.mean_input), len(self.mean_target)
+        return self._inputs, len(self._means) - self._inputs
 
     def gathered(self) -> NormalEquations:
         """The equations of all processes together."""
         if world_size() == 1:
             return self
-        own = torch.cat(
-            [
-                torch.tensor([self.count], dtype=torch.float64),
-                *(part.flatten().cpu() for part in (self.mean_input, self.mean_target, self.squares, self.products)),
-            ]
-        )
-        whole = NormalEquations(*self._shape, self.squares.device)
-        for share in gather_tensors(own):
-            part = NormalEquations(*self._shape, self.squares.device)
+        self._centre()
+        count = torch.tensor([self.count], dtype=torch.float64)
+        whole = NormalEquations(*self._shape, self.device)
+        for share in gather_tensors(torch.cat([count, self._means.cpu(), self._products.flatten().cpu()])):
+            part = NormalEquations(*self._shape, self.device)
             part.count = float(share[0])
-            rest = share[1:].to(self.squares.device)
-            for target in (part.mean_input, part.mean_target, part.squares, part.products):
-                target.copy_(rest[: target.numel()].view_as(target))
-                rest = rest[target.numel() :]
+            part._means.copy_(share[1 : 1 + len(self._means)])
+            part._products.copy_(share[1 + len(self._means) :].view_as(self._products))
             whole.merge(part)
         return whole

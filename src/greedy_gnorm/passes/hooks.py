@@ -29,12 +29,20 @@ def received(sites: Sites, module: nn.Module, batch: Batch) -> Tensor:
 
 def first_received(module: nn.Module, result: list[Tensor]) -> AbstractContextManager[None]:
     """Record what a module receives first, and stop there."""
+    return before(module, _stopping(result))
 
-    def stop(given: Tensor) -> None:
-        result.append(given)
+
+def first_returned(module: nn.Module, result: list[Tensor]) -> AbstractContextManager[None]:
+    """Record what a module returns first, and stop there."""
+    return after(module, _stopping(result))
+
+
+def _stopping(result: list[Tensor]) -> Callable[[Tensor], None]:
+    def stop(found: Tensor) -> None:
+        result.append(found)
         raise Stop
 
-    return before(module, stop)
+    return stop
 
 
 def sum_of(site: Site) -> Sum:
@@ -80,7 +88,8 @@ def after(module: nn.Module, record: Callable[[Tensor], None]) -> Iterator[None]
 def real_rows(batch: Batch, applications: Sequence[Tensor]) -> Tensor:
     """The real tokens, applications stacked, (N, ...)."""
     real = batch.real_tokens(applications[0].shape[1]).bool()
-    return torch.cat([tensor[real] for tensor in applications])
+    rows = [tensor[real] for tensor in applications]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def read_rows(batch: Batch, tensor: Tensor) -> Tensor:

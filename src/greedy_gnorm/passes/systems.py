@@ -114,7 +114,7 @@ def _empty(group: Sequence[Site]) -> dict[int, NormalEquations]:
 
 
 def _add(equations: NormalEquations, inputs: Tensor, weights: Tensor) -> None:
-    exact = inputs.to(equations.squares.device, torch.promote_types(inputs.dtype, torch.float32))
+    exact = inputs.to(equations.device, torch.promote_types(inputs.dtype, torch.float32))
     equations.add(exact, exact.new_zeros(len(exact), 0), weights.to(exact.device))
 
 
