@@ -11,10 +11,12 @@ import datasets
 import pytest
 import torch
 from conftest import LABEL_NAMES, both_batches, shared, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
+from datasets import arrow_dataset
 from twins import predictions
 
 import greedy_gnorm as gg
 from greedy_gnorm.data import loading, sources
+from greedy_gnorm.data.columns import cells
 from greedy_gnorm.data.splits import stratified
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import evaluate
@@ -451,3 +453,23 @@ def test_regression_wants_two_targets_and_one_output():
         both([{"text": row["text"], "label": 0.5} for row in tiny_rows(9)], model=tiny_model("bert", num_labels=1))
     with pytest.raises(gg.UnsupportedModel, match="regression with 2 outputs"):
         both(tiny_rows(9), model=tiny_model("bert", num_labels=2, problem_type="regression"))
+
+
+def test_columns_are_read_at_once_and_a_users_own_format_is_kept():
+    rows = [{"text": f"text {row}", "label": row % 2} for row in range(20)]
+    table = datasets.Dataset.from_list(rows).cast_column("label", datasets.ClassLabel(names=["no", "yes"]))
+    chosen = table.select(range(1, 20, 2))
+    assert cells(chosen, "text") == [row["text"] for row in rows[1::2]] == list(chosen["text"])
+    assert cells(chosen, "label") == [1] * 10
+    formatted = chosen.with_transform(lambda part: {"text": [text.upper() for text in part["text"]]})
+    assert cells(formatted, "text") == [row["text"].upper() for row in rows[1::2]]
+    assert all(torch.is_tensor(cell) for cell in cells(chosen.with_format("torch"), "label"))
+
+
+def test_a_column_takes_few_looks_into_the_table(monkeypatch):
+    """Row by row, each cell of a column costs as much as a thousand cells at once."""
+    table, looks = datasets.Dataset.from_list(tiny_rows(50)), []
+    extract = arrow_dataset.format_table
+    monkeypatch.setattr(arrow_dataset, "format_table", lambda *a, **k: looks.append(1) or extract(*a, **k))
+    assert len(cells(table, "text")) == 50
+    assert len(looks) == 1
