@@ -186,9 +186,11 @@ def test_help_lists_and_errors_come_before_the_slow_libraries(model_folder, data
 
 NEVER_LOADED = ("sklearn", "scipy.stats", "greedy_gnorm.demo")
 ONE_RUN = """
-import json, sys
+import gc, json, sys
 from greedy_gnorm.cli import main
 assert main(json.loads(sys.argv[1])) == 0
+assert gc.isenabled()
+assert gc.get_freeze_count() > 100_000, "Python looks for garbage among the code of torch"
 loaded = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
 assert not loaded, loaded
 """
