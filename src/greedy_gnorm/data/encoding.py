@@ -47,6 +47,7 @@ def encode(
         text = "%d of %d %s rows are longer than the model's %d tokens and were truncated"
         log.info(text, truncated, len(rows), what, limit)
     padding = task.padding(items, model, tokenizer)
+    labelled = all(item.label is not None for item in items)
     batches = []
     for group in _groups(items, settings.tokens_per_batch):
         some = [items[place] for place in group]
@@ -54,7 +55,7 @@ def encode(
         batches.append(
             Batch(
                 padded([item.inputs for item in some], padding),
-                None if any(item.label is None for item in items) else _labels([item.label for item in some]),
+                _labels([item.label for item in some]) if labelled else None,
                 tuple(group),
                 positions=padded_lists(marked, 0) if marked else None,
                 notes=tuple(item.note for item in some) if some[0].note is not None else (),
