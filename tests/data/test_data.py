@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import warnings
 from collections import Counter
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -17,6 +19,8 @@ from twins import predictions
 import greedy_gnorm as gg
 from greedy_gnorm.data import loading, sources
 from greedy_gnorm.data.columns import cells
+from greedy_gnorm.data.encoding import encode, fingerprint, tokenised
+from greedy_gnorm.data.rows import Encoded, Row
 from greedy_gnorm.data.splits import stratified
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import evaluate
@@ -473,3 +477,27 @@ def test_a_column_takes_few_looks_into_the_table(monkeypatch):
     monkeypatch.setattr(arrow_dataset, "format_table", lambda *a, **k: looks.append(1) or extract(*a, **k))
     assert len(cells(table, "text")) == 50
     assert len(looks) == 1
+
+
+@pytest.mark.parametrize("count", [0, 1, 30])
+def test_the_fingerprint_is_that_of_all_rows_in_json(count):
+    rows = [Row(row["text"], None, place) for place, row in enumerate(tiny_rows(30))][:count]
+    items = tokenised(rows, TOKENIZER, 20)[0] if rows else []
+    content = json.dumps([[list(row) for row in rows], [item.inputs for item in items]])
+    assert fingerprint(rows, items) == hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def test_labels_are_looked_at_once_however_many_batches_there_are():
+    looks = []
+
+    class Watched(Encoded):
+        @property
+        def label(self):
+            looks.append(self.row)
+            return 0
+
+    rows = [Row(row["text"], None, 0) for row in tiny_rows(40)]
+    items = [Watched(*item) for item in tokenised(rows, TOKENIZER, 20)[0]]
+    task = SimpleNamespace(encode=lambda *_: (items, 0), padding=lambda *_: {"input_ids": 0})
+    assert len(encode(rows, MODEL, TOKENIZER, task, Settings(tokens_per_batch=40))) > 4
+    assert len(looks) == 2 * len(rows)

@@ -161,9 +161,15 @@ def padding_token(tokenizer: Any, items: Sequence[Encoded]) -> int:
 
 
 def fingerprint(rows: Sequence[Row], items: Sequence[Encoded]) -> str:
-    """A short hash of the texts, labels and tokens in their order."""
-    content = [[row.hashed for row in rows], [item.inputs for item in items]]
-    return hashlib.sha256(json.dumps(content, default=_digest).encode()).hexdigest()[:16]
+    """A short hash of the texts, labels and tokens in their order: that of two lists in JSON, a piece at a time."""
+    digest = hashlib.sha256(b"[[")
+    for place, row in enumerate(rows):
+        digest.update((", " * (place > 0) + json.dumps(row.hashed, default=_digest)).encode())
+    digest.update(b"], [")
+    for place, item in enumerate(items):
+        digest.update((", " * (place > 0) + json.dumps(item.inputs, default=_digest)).encode())
+    digest.update(b"]]")
+    return digest.hexdigest()[:16]
 
 
 def _digest(image: Tensor) -> str:
