@@ -471,7 +471,7 @@ def test_columns_are_read_at_once_and_a_users_own_format_is_kept():
 
 
 def test_a_column_takes_few_looks_into_the_table(monkeypatch):
-    """Row by row, each cell of a column costs as much as a thousand cells at once."""
+    """Row by row, there would be one for each cell."""
     table, looks = datasets.Dataset.from_list(tiny_rows(50)), []
     extract = arrow_dataset.format_table
     monkeypatch.setattr(arrow_dataset, "format_table", lambda *a, **k: looks.append(1) or extract(*a, **k))

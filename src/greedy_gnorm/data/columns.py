@@ -94,7 +94,7 @@ def label_column_name(table: datasets.Dataset, names: Format, settings: Settings
 
 
 def cells(table: datasets.Dataset, column: str) -> list[Any]:
-    """All cells of a column, read at once: row by row takes ten times as long. A format of the user's own is kept."""
+    """All cells of a column, read at once: row by row takes much longer. A format of the user's own is kept."""
     found = table[column]
     return found[:] if table.format["type"] is None else list(found)
 

@@ -36,7 +36,7 @@ FEW = 64
 
 
 def kendall(first: Vector, second: Vector) -> float:
-    """Kendall's tau-b of two columns, (N,), to the digits of scipy, which takes longer to load than most runs need.
+    """Kendall's tau-b of two columns, (N,), to the digits of scipy.stats, which takes a second or more to load.
 
     NaN where a column is constant or has a NaN.
     """
