@@ -184,6 +184,27 @@ def test_help_lists_and_errors_come_before_the_slow_libraries(model_folder, data
     assert not (tmp_path / "runs").exists()
 
 
+NEVER_LOADED = ("sklearn", "scipy.stats", "greedy_gnorm.demo")
+ONE_RUN = """
+import gc, json, sys
+from greedy_gnorm.cli import main
+assert main(json.loads(sys.argv[1])) == 0
+assert gc.isenabled()
+assert gc.get_freeze_count() > 100_000, "Python looks for garbage among the code of torch"
+loaded = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
+assert not loaded, loaded
+"""
+
+
+def test_a_run_loads_no_library_that_it_does_not_need(model_folder, data_file, tmp_path):
+    """Each of these takes up to two seconds to load."""
+    arguments = ["prune", str(model_folder), "--data", str(data_file), "--samples", "12", "--quiet"]
+    command = [sys.executable, "-c", ONE_RUN, json.dumps(arguments), json.dumps(NEVER_LOADED)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("runs/*/report.html"))
+
+
 def test_what_is_loaded_is_said_at_once(model_folder, data_file, tmp_path):
     command = [sys.executable, "-m", "greedy_gnorm", "score", str(model_folder), "--data", str(data_file)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import warnings
 from collections import Counter
+from types import SimpleNamespace
 
 import datasets
 import pytest
 import torch
 from conftest import LABEL_NAMES, both_batches, shared, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
+from datasets import arrow_dataset
 from twins import predictions
 
 import greedy_gnorm as gg
 from greedy_gnorm.data import loading, sources
+from greedy_gnorm.data.columns import cells
+from greedy_gnorm.data.encoding import encode, fingerprint, tokenised
+from greedy_gnorm.data.rows import Encoded, Row
 from greedy_gnorm.data.splits import stratified
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import evaluate
@@ -451,3 +457,47 @@ def test_regression_wants_two_targets_and_one_output():
         both([{"text": row["text"], "label": 0.5} for row in tiny_rows(9)], model=tiny_model("bert", num_labels=1))
     with pytest.raises(gg.UnsupportedModel, match="regression with 2 outputs"):
         both(tiny_rows(9), model=tiny_model("bert", num_labels=2, problem_type="regression"))
+
+
+def test_columns_are_read_at_once_and_a_users_own_format_is_kept():
+    rows = [{"text": f"text {row}", "label": row % 2} for row in range(20)]
+    table = datasets.Dataset.from_list(rows).cast_column("label", datasets.ClassLabel(names=["no", "yes"]))
+    chosen = table.select(range(1, 20, 2))
+    assert cells(chosen, "text") == [row["text"] for row in rows[1::2]] == list(chosen["text"])
+    assert cells(chosen, "label") == [1] * 10
+    formatted = chosen.with_transform(lambda part: {"text": [text.upper() for text in part["text"]]})
+    assert cells(formatted, "text") == [row["text"].upper() for row in rows[1::2]]
+    assert all(torch.is_tensor(cell) for cell in cells(chosen.with_format("torch"), "label"))
+
+
+def test_a_column_takes_few_looks_into_the_table(monkeypatch):
+    """Row by row, there would be one for each cell."""
+    table, looks = datasets.Dataset.from_list(tiny_rows(50)), []
+    extract = arrow_dataset.format_table
+    monkeypatch.setattr(arrow_dataset, "format_table", lambda *a, **k: looks.append(1) or extract(*a, **k))
+    assert len(cells(table, "text")) == 50
+    assert len(looks) == 1
+
+
+@pytest.mark.parametrize("count", [0, 1, 30])
+def test_the_fingerprint_is_that_of_all_rows_in_json(count):
+    rows = [Row(row["text"], None, place) for place, row in enumerate(tiny_rows(30))][:count]
+    items = tokenised(rows, TOKENIZER, 20)[0] if rows else []
+    content = json.dumps([[list(row) for row in rows], [item.inputs for item in items]])
+    assert fingerprint(rows, items) == hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def test_labels_are_looked_at_once_however_many_batches_there_are():
+    looks = []
+
+    class Watched(Encoded):
+        @property
+        def label(self):
+            looks.append(self.row)
+            return 0
+
+    rows = [Row(row["text"], None, 0) for row in tiny_rows(40)]
+    items = [Watched(*item) for item in tokenised(rows, TOKENIZER, 20)[0]]
+    task = SimpleNamespace(encode=lambda *_: (items, 0), padding=lambda *_: {"input_ids": 0})
+    assert len(encode(rows, MODEL, TOKENIZER, task, Settings(tokens_per_batch=40))) > 4
+    assert len(looks) == 2 * len(rows)

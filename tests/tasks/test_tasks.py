@@ -15,6 +15,7 @@ from greedy_gnorm.data.batches import Batch, ready_batches
 from greedy_gnorm.model.modeling_pruned import AUTO_CLASSES
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.passes.evaluation import evaluate, row_statistics
+from greedy_gnorm.tasks.predictions import class_measures, confusion
 from greedy_gnorm.tasks.task import TASKS, task_of
 
 NO_BATCH = Batch({}, None, ())
@@ -66,6 +67,32 @@ def test_measures_from_the_statistics_of_rows_are_those_of_all_logits(name):
     losses = task.row_losses(logits, labels)
     assert found == {**by_scikit_learn(name, logits.numpy(), labels.numpy()), "loss": float(losses.mean())}
     assert task.quality == next(iter(found))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 20, 150])
+@pytest.mark.parametrize("rows", [1, 40, 917])
+def test_measures_of_classes_have_the_digits_of_scikit_learn(classes, rows):
+    """Also where classes are missing, and where all labels or all predictions are the same."""
+    task, chance = task_of(tiny_model("bert", num_labels=classes)), np.random.default_rng(classes * rows)
+    for most in (classes, max(classes // 3, 1), 1):
+        labels, guesses = chance.integers(0, most, rows), chance.integers(0, classes, rows)
+        predicted = np.where(chance.random(rows) < 0.7, labels, guesses)
+        for first, second in ((labels, predicted), (predicted, labels), (labels, labels)):
+            table = np.stack([first, second, chance.random(rows), chance.random(rows)], axis=1).astype(float)
+            found = dict(task.measures(table))
+            assert found.pop("loss") == pytest.approx(table[:, 2].mean())
+            assert found == {
+                "accuracy": metrics.accuracy_score(first, second),
+                "macro_f1": metrics.f1_score(first, second, average="macro", zero_division=0),
+                "mcc": metrics.matthews_corrcoef(first, second) if len({*first, *second}) > 1 else 0.0,
+                **({"f1": metrics.f1_score(first, second, zero_division=0)} if classes == 2 else {}),
+            }
+            predictions = task.predictions(table)
+            each = metrics.precision_recall_fscore_support(first, second, labels=range(classes), zero_division=0)
+            by_class = class_measures(predictions, classes)
+            assert [tuple(row.values()) for row in by_class] == list(zip(*map(np.ndarray.tolist, each), strict=True))
+            matrix = metrics.confusion_matrix(first, second, labels=range(classes))
+            assert confusion(predictions, classes) == matrix.tolist()
 
 
 @pytest.mark.parametrize("name", KINDS)

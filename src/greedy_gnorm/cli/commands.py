@@ -20,7 +20,6 @@ from greedy_gnorm.cli.interrupts import Interrupts
 from greedy_gnorm.cli.listing import options_text
 from greedy_gnorm.cli.progress import Progress
 from greedy_gnorm.cli.steps import PartDisplay, StepDisplay
-from greedy_gnorm.demo import prepare
 from greedy_gnorm.deployment.export import export as run_export
 from greedy_gnorm.errors import GnormError, Interrupted
 from greedy_gnorm.model.checkpoint import load_config, skeleton
@@ -225,6 +224,8 @@ def export(folder: Path, options: dict[str, Any], *, quiet: bool, as_json: bool)
 
 
 def demo(out: Path | None, settings: dict[str, Any], *, resume: bool, quiet: bool, as_json: bool) -> None:
+    from greedy_gnorm.demo import prepare  # it loads what trains a tokenizer, and only this needs it
+
     folder = out or _free_folder(Path("runs"), "demo", resume=resume)
     with console.messages(quiet=quiet):
         try:

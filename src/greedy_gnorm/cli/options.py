@@ -17,6 +17,9 @@ from greedy_gnorm.pruning.rules import forms
 from greedy_gnorm.records import compact
 from greedy_gnorm.settings import DTYPES, Settings, parse_number
 
+HINTS = get_type_hints(Settings)
+"""The types of all settings."""
+
 
 def with_settings(names: Sequence[str], **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for each of these settings; it receives them together, checked, as a dict.
@@ -55,7 +58,7 @@ def _option(name: str, default: Any) -> inspect.Parameter:
         kind, default = Annotated[list[str], typer.Option(help=f"{about} Rules: {forms()}.")], list(default)
     else:
         about += f" One of {', '.join(DTYPES)}." if name == "dtype" else ""
-        hint = get_type_hints(Settings)[name]
+        hint = HINTS[name]
         if str in get_args(hint) or any(get_origin(each) is Literal for each in (hint, *get_args(hint))):
             hint = str if default is not None else str | None  # checked with the other settings
         reader: dict[str, Any] = (

@@ -20,6 +20,7 @@ from greedy_gnorm.pruning.methods import ALL_JOINTS, RANDOMS
 from greedy_gnorm.records import schema
 from greedy_gnorm.records.journal import EXPERIMENT_FILE, RUN_FILE, Journal, read_header
 from greedy_gnorm.shown import Shown
+from greedy_gnorm.tasks.ranks import kendall
 from greedy_gnorm.tasks.task import measure_of
 from greedy_gnorm.units import Matrix, Measure, Step, Vector, removed_by
 
@@ -278,15 +279,13 @@ def _marks(column: Column, means: dict[str, float], drawn: dict[str, Vector] | N
 
 def staleness(walk: Walk) -> list[tuple[int, float]]:
     """(units gone, Kendall's tau between the first scores and the scores then, over the units still there)."""
-    from scipy import stats  # takes half a second, and only this needs it
-
     scored = [(step, np.concatenate(list(step.scores.keys))) for step in walk if step.scores is not None]
     first = scored[0][1]
     points, gone = [], 0
     for step, keys in scored:
         there = ~np.isnan(keys)
         if there.sum() >= 3:
-            tau = float(stats.kendalltau(first[there], keys[there]).statistic)
+            tau = kendall(first[there], keys[there])
             if not math.isnan(tau):
                 points.append((gone, tau))
         gone += len(step.removed)

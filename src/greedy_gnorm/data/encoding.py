@@ -47,6 +47,7 @@ def encode(
         text = "%d of %d %s rows are longer than the model's %d tokens and were truncated"
         log.info(text, truncated, len(rows), what, limit)
     padding = task.padding(items, model, tokenizer)
+    labelled = all(item.label is not None for item in items)
     batches = []
     for group in _groups(items, settings.tokens_per_batch):
         some = [items[place] for place in group]
@@ -54,7 +55,7 @@ def encode(
         batches.append(
             Batch(
                 padded([item.inputs for item in some], padding),
-                None if any(item.label is None for item in items) else _labels([item.label for item in some]),
+                _labels([item.label for item in some]) if labelled else None,
                 tuple(group),
                 positions=padded_lists(marked, 0) if marked else None,
                 notes=tuple(item.note for item in some) if some[0].note is not None else (),
@@ -160,9 +161,15 @@ def padding_token(tokenizer: Any, items: Sequence[Encoded]) -> int:
 
 
 def fingerprint(rows: Sequence[Row], items: Sequence[Encoded]) -> str:
-    """A short hash of the texts, labels and tokens in their order."""
-    content = [[row.hashed for row in rows], [item.inputs for item in items]]
-    return hashlib.sha256(json.dumps(content, default=_digest).encode()).hexdigest()[:16]
+    """A short hash of the texts, labels and tokens in their order: that of two lists in JSON, a piece at a time."""
+    digest = hashlib.sha256(b"[[")
+    for place, row in enumerate(rows):
+        digest.update((", " * (place > 0) + json.dumps(row.hashed, default=_digest)).encode())
+    digest.update(b"], [")
+    for place, item in enumerate(items):
+        digest.update((", " * (place > 0) + json.dumps(item.inputs, default=_digest)).encode())
+    digest.update(b"]]")
+    return digest.hexdigest()[:16]
 
 
 def _digest(image: Tensor) -> str:

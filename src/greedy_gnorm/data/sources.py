@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from greedy_gnorm.data.columns import cells
 from greedy_gnorm.data.conll import ENDINGS, read_conll
 from greedy_gnorm.data.pictures import holds_images, images_in
 from greedy_gnorm.errors import DataError
@@ -127,7 +128,7 @@ def _with_places_of_images(table: datasets.Dataset, folder: Path) -> datasets.Da
     """A table whose columns of names of images are paths, which are written relative to the folder."""
     texts = [name for name, feature in table.features.items() if getattr(feature, "dtype", "") in TEXT]
     for column in [name for name in texts if holds_images(table[name])]:
-        places = [None if value is None else str(folder / value) for value in table[column]]
+        places = [None if value is None else str(folder / value) for value in cells(table, column)]
         table = table.remove_columns(column).add_column(column, places)
     return table
 
@@ -247,9 +248,10 @@ def _by_split_column(name: str, table: datasets.Dataset) -> Splits:
     if name != WHOLE or "split" not in table.column_names:
         return {name: table}
     places: dict[str, list[int]] = {}
-    for row, value in enumerate(table["split"]):
+    values = cells(table, "split")
+    for row, value in enumerate(values):
         places.setdefault(SPLITS.get(str(value).lower(), WHOLE), []).append(row)
     if WHOLE in places and len(places) > 1:
-        odd = sorted({str(value) for value in table["split"] if str(value).lower() not in SPLITS})
+        odd = sorted({str(value) for value in values if str(value).lower() not in SPLITS})
         raise DataError(f"The split column has unknown values: {', '.join(odd[:5])}.")
     return {split: table.select(rows) for split, rows in places.items()}

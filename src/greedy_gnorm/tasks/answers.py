@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from greedy_gnorm.data.columns import Columns, Format, LabelColumn, numbered, read_texts
+from greedy_gnorm.data.columns import Columns, Format, LabelColumn, cells, numbered, read_texts
 from greedy_gnorm.data.rows import Encoded, Label, Row, Text
 from greedy_gnorm.errors import DataError, UnsupportedModel
 from greedy_gnorm.settings import Settings
@@ -121,8 +121,8 @@ class Answers(Task):
             raise DataError(f"Which column is the context? Give its name with --text-pair. Columns: {present}.")
         questions, contexts = read_texts(table, columns.text), read_texts(table, columns.pair)
         if columns.label is not None and settings.labels == "data":
-            check_answers(contexts, table[columns.label])
-        titles = table["title"] if "title" in table.column_names else [None] * len(questions)
+            check_answers(contexts, cells(table, columns.label))
+        titles = cells(table, "title") if "title" in table.column_names else [None] * len(questions)
         shared: dict[tuple[str, str], tuple[str, str]] = {}  # a context is kept once
         pairs = ((context, title or "") for context, title in zip(contexts, titles, strict=True))
         return [(question, shared.setdefault(pair, pair)) for question, pair in zip(questions, pairs, strict=True)]

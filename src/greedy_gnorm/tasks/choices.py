@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from greedy_gnorm.data.columns import Columns, Format, LabelColumn, is_list_of_text, read_texts
+from greedy_gnorm.data.columns import Columns, Format, LabelColumn, cells, is_list_of_text, read_texts
 from greedy_gnorm.data.rows import Encoded, Label, Row, Text
 from greedy_gnorm.errors import DataError
 from greedy_gnorm.settings import Settings
@@ -139,14 +139,14 @@ def _read_choices(table: Any, column: str | None) -> list[tuple[str, ...]]:
     present = table.column_names
     column = column or next((name for name in LISTS if name in present), None)
     if column is not None:
-        rows = [_texts(value) for value in table[column]]
+        rows = [_texts(value) for value in cells(table, column)]
     else:
         columns = next(filter(None, (_numbered(present, stem) for stem in NUMBERED)), None)
         if columns is None:
             raise DataError(
                 f"Which column holds the choices? Give its name with --text-pair. Columns: {', '.join(present)}."
             )
-        rows = [list(row) for row in zip(*(table[name] for name in columns), strict=True)]
+        rows = [list(row) for row in zip(*(cells(table, name) for name in columns), strict=True)]
     for number, row in enumerate(rows):
         if not is_list_of_text(row) or len(row) < 2:
             raise DataError(f"Row {number} (counted from 0) has no list of two or more choices: {row!r:.80}.")

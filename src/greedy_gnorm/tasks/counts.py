@@ -11,6 +11,15 @@ from numpy.typing import NDArray
 from greedy_gnorm.units import Matrix, Vector
 
 
+def class_counts(labels: NDArray[np.int64], predicted: NDArray[np.int64], count: int) -> tuple[Matrix, Matrix, Matrix]:
+    """The counts of each of so many classes, with all rows as the only sample; (N,) numbers of classes."""
+    labelled, chosen, both = (
+        np.bincount(numbers, minlength=count)[None].astype(np.float64)
+        for numbers in (labels, predicted, labels[labels == predicted])
+    )
+    return labelled, chosen, both
+
+
 def class_f1(labelled: Matrix, predicted: Matrix, both: Matrix) -> Matrix:
     """The F1 of each class; NaN for a class that is neither a label nor a prediction."""
     found: Matrix = np.full(both.shape, np.nan)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from greedy_gnorm.data.columns import LABELS, PAIRS, Columns, Format, LabelColumn, read_texts
+from greedy_gnorm.data.columns import LABELS, PAIRS, Columns, Format, LabelColumn, cells, read_texts
 from greedy_gnorm.data.rows import IGNORED, Encoded, Label, Row, Text
 from greedy_gnorm.data.sources import LINE
 from greedy_gnorm.errors import DataError, UnsupportedModel
@@ -83,7 +83,7 @@ class LanguageModel(Task):
                 f"with --text, and leave out --text-pair."
             )
         length = self._block_length(tokenizer, settings)
-        texts = ["\n".join(table[LINE])] if columns.text == LINE else read_texts(table, columns.text)
+        texts = ["\n".join(cells(table, LINE))] if columns.text == LINE else read_texts(table, columns.text)
         tokens = tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
         end = tokenizer.eos_token_id
         if columns.text != LINE and end is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from greedy_gnorm.tasks.counts import ratio
+from greedy_gnorm.tasks.counts import class_counts, ratio
 from greedy_gnorm.units import Vector
 
 Numbers = NDArray[Any]
@@ -33,17 +33,13 @@ class Predictions:
 
 def class_measures(predictions: Predictions, count: int) -> list[dict[str, float]]:
     """Precision, recall and F1 of each class, and how often it is a label; 0 where there is nothing to divide by."""
-    from sklearn.metrics import precision_recall_fscore_support
-
     if predictions.labels.ndim == 1:
-        found = precision_recall_fscore_support(
-            predictions.labels, predictions.predicted, labels=range(count), average=None, zero_division=0
-        )
+        labels, predicted, both = (each[0] for each in class_counts(predictions.labels, predictions.predicted, count))
     else:
         labels, predicted, both = (
             each.sum(axis=0) for each in (predictions.labels, predictions.predicted, predictions.both)
         )
-        found = ratio(both, predicted), ratio(both, labels), ratio(2 * both, labels + predicted), labels
+    found = ratio(both, predicted), ratio(both, labels), ratio(2 * both, labels + predicted), labels
     rows = list(zip(*found, strict=True))
     return [
         {"precision": float(precision), "recall": float(recall), "f1": float(f1), "rows": int(support)}
@@ -53,7 +49,5 @@ def class_measures(predictions: Predictions, count: int) -> list[dict[str, float
 
 def confusion(predictions: Predictions, count: int) -> list[list[int]]:
     """How many rows of each class (first index) were predicted as each class (second index)."""
-    from sklearn.metrics import confusion_matrix
-
-    matrix = confusion_matrix(predictions.labels, predictions.predicted, labels=np.arange(count))
+    matrix = np.bincount(predictions.labels * count + predictions.predicted, minlength=count**2).reshape(count, count)
     return [[int(value) for value in row] for row in matrix]
