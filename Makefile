@@ -75,7 +75,7 @@ experiments: $(READY)
 	$(BIN)/python experiments/offline.py
 	$(BIN)/python experiments/offline.py --joint
 	$(BIN)/python experiments/joint_tables.py
-	$(BIN)/python experiments/defaults.py
+	for way in labels own heads; do $(BIN)/python experiments/defaults.py $$way || exit 1; done
 
 clean:
 	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache

@@ -28,9 +28,11 @@ from greedy_gnorm.passes.equations import NormalEquations
 from greedy_gnorm.pruning.budget import Budget, Target, even_schedule, part_of, pick_round
 from greedy_gnorm.pruning.costs import Costs, shape_for
 from greedy_gnorm.pruning.methods import JOINT, METHODS
+from greedy_gnorm.pruning.prepare import savings_for
 from greedy_gnorm.recovery.least_squares import SOLVERS, Recovery
 from greedy_gnorm.report.tables import as_markdown
 from greedy_gnorm.scores import SCORES
+from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.objectives import OBJECTIVES
 
 PAGE = "performance.md"
@@ -119,7 +121,7 @@ def rounds(scoring: Batches, calibration: Batches, count: int, share: float = 0.
 
 
 def peak(what: str, tokens: int) -> int:
-    """The largest memory of a process that runs the model, or that fits it, in bytes."""
+    """The largest memory of a process that runs the model, that fits it, or that also scores it, in bytes."""
     here = [sys.executable, str(Path(__file__).resolve()), "--memory", what, "--tokens", str(tokens)]
     return int(subprocess.run(here, capture_output=True, text=True, check=True).stdout.split()[-1])
 
@@ -128,7 +130,11 @@ def _memory_here(what: str, tokens: int) -> None:
     calibration = sentences(tokens // 25, *LENGTHS)
     original, sites = models()
     plain_forward(original.model, calibration)
-    if what == "fitting":
+    if what == "round":
+        SCORES[METHODS[JOINT].score](
+            sites.use(savings_for(Settings(method=JOINT))), sentences(256, *LENGTHS), OBJECTIVES["loss"]
+        )
+    if what != "forward":
         remove(sites, [unit for unit in sites.survivors() if unit.index % 2])
         Recovery("least-squares", SOLVERS["least-squares"], Calibration(original, calibration))(sites)
     # Not ru_maxrss, which a process inherits from the one that started it
@@ -137,23 +143,25 @@ def _memory_here(what: str, tokens: int) -> None:
 
 
 def memory() -> list[list[str]]:
-    """Memory that fitting needs beyond running the model, by the number of calibration tokens."""
+    """Memory that fitting, and a whole round, need beyond running the model, by the number of calibration tokens."""
     cells = []
     for tokens in (8_192, 65_536):
-        extra = peak("fitting", tokens) - peak("forward", tokens)
-        cells.append([f"{tokens:,}", f"{extra / MEGABYTE:.0f}"])
+        least = peak("forward", tokens)
+        extra = [peak(what, tokens) - least for what in ("fitting", "round")]
+        cells.append([f"{tokens:,}", *(f"{each / MEGABYTE:.0f}" for each in extra)])
     return cells
 
 
 def write_memory() -> None:
-    write(PAGE, "compress-memory", as_markdown(["calibration tokens", "MB beyond running the model"], memory()))
+    header = ["calibration tokens", "MB beyond running the model: fitting", "scoring and fitting"]
+    write(PAGE, "compress-memory", as_markdown(header, memory()))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", choices=("memory",), help="measure only the memory")
-    parser.add_argument("--memory", choices=("forward", "fitting"), help=argparse.SUPPRESS)
+    parser.add_argument("--memory", choices=("forward", "fitting", "round"), help=argparse.SUPPRESS)
     parser.add_argument("--tokens", type=int, default=65_536, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.memory:
