@@ -79,20 +79,19 @@ def products(sites: Sites, calibration: Batches) -> float:
 def rounds(scoring: Batches, calibration: Batches, count: int, share: float = 0.25) -> list[list[str]]:
     """Seconds of all rounds, by what they are spent on, over what they may take."""
     original, sites = models()
-    forwards = {}
-    for name, rows in (("scoring", scoring), ("calibration", calibration)):
-        plain_forward(original.model, rows)
-        start = time.perf_counter()
-        plain_forward(original.model, rows)
-        forwards[name] = time.perf_counter() - start
+    plain_forward(original.model, scoring)
+    scored = calibrated = 0.0  # seconds of plain forward passes, one in each round: the machine may be slower in some
     costs = Costs(sites, 4, shape_for(None, calibration))
     start_cost = costs.of(sites)
     target = Target("share", "multiplications", share * part_of(start_cost, "multiplications"))
     budget = Budget((target,), start_cost, even_schedule(count))
     score = Timer(lambda: SCORES[METHODS[JOINT].score](sites, scoring, OBJECTIVES["loss"]))
-    recovery = Timer(Recovery("least-squares", SOLVERS["least-squares"], Calibration(original, calibration)))
+    stored = Calibration(original, calibration)
+    store = Timer(lambda: [stored.weights(original[0], number) for number in range(len(calibration))])
+    recovery = Timer(Recovery("least-squares", SOLVERS["least-squares"], stored))
     own, timer = NormalEquations.add, Timer(NormalEquations.add)
     needed = 0.0
+    store()
     try:
         for number in range(1, count + 1):
             scores = score()
@@ -100,17 +99,19 @@ def rounds(scoring: Batches, calibration: Batches, count: int, share: float = 0.
             NormalEquations.add = lambda self, *rows: timer(self, *rows)  # type: ignore[method-assign]
             recovery(sites)
             NormalEquations.add = own  # type: ignore[method-assign]
+            scored += seconds(lambda: plain_forward(original.model, scoring))
+            calibrated += seconds(lambda: plain_forward(original.model, calibration))
             needed += seconds(lambda: plain_forward(sites.model, calibration)) + products(sites, calibration)
             print(f"round {number}: {recovery.seconds:.0f} s", flush=True)
     finally:
         NormalEquations.add = own  # type: ignore[method-assign]
     gram, fitted = timer.seconds, recovery.seconds - timer.seconds
-    allowed = 4 * count * forwards["scoring"] + count * forwards["calibration"] + gram
-    spent = score.seconds + recovery.seconds
-    scored, calibrated = count * forwards["scoring"], count * forwards["calibration"]
+    allowed, spent = 4 * scored + calibrated + gram, score.seconds + recovery.seconds + store.seconds
     of_scoring, of_calibration = (f"plain forwards of the {rows} rows per round" for rows in ("scoring", "calibration"))
     whole = "time / (4 scoring forwards, 1 calibration forward and the products per round)"
     return [
+        ["storing what the unpruned model has, once", "plain forwards of the calibration rows", "",
+         f"{store.seconds * count / calibrated:.2f}"],
         ["scoring", of_scoring, "<= 4", f"{score.seconds / scored:.2f}"],
         ["fitting, without products", of_calibration, "<= 1", f"{fitted / calibrated:.2f}"],
         ["products X'X and X'Y", of_calibration, "", f"{gram / calibrated:.2f}"],
