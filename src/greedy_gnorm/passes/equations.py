@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,61 +14,71 @@ BLOCK = 256
 """Columns of X'X that are computed at once."""
 
 
+class _Rows(NamedTuple):
+    """Rows that were added: their weight, their means, and the means that are left in what was multiplied.
+
+    The mean that is subtracted from rows is in their precision, so a little of it is left.
+    """
+
+    count: float
+    means: Tensor  # of inputs and targets, (D + d,)
+    left: Tensor
+
+
 class NormalEquations:
     """The count, the means and the centred products of inputs, (N, D), and targets, (N, d), added batch by batch.
 
-    Products are sums in float64 of rows less the means of the first batch, which keeps digits. They are centred by the
-    means of all rows when they are read; until then, of X'X only the blocks above the diagonal are known.
+    Products are sums in float64 of rows less the means of their batch, which keeps digits. When they are read, the
+    batches become one, centred by the means of all rows; until then, of X'X only the blocks above the diagonal are
+    known.
     """
 
     def __init__(self, inputs: int, outputs: int, device: torch.device | None = None) -> None:
-        self.count = 0.0  # the sum of the weights
         self._inputs = inputs
-        self._means = torch.zeros(inputs + outputs, dtype=torch.float64, device=device)  # of inputs and targets
         self._products = torch.zeros(inputs, inputs + outputs, dtype=torch.float64, device=device)
-        self._shift: Tensor | None = None  # what was subtracted from rows, where products are not centred
+        nothing = self._products.new_zeros(inputs + outputs)
+        self._batches = [_Rows(0.0, nothing, nothing)]
+
+    @property
+    def count(self) -> float:
+        """The sum of the weights."""
+        return sum(rows.count for rows in self._batches)
 
     def add(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> None:
         """Add rows with weights, (N,); they are multiplied in float32 at least."""
         total = float(weights.sum(dtype=torch.float64))
         if not total:
             return
-        if self._shift is None and self.count:
-            part = NormalEquations(*self._shape, self.device)
-            part.add(inputs, targets, weights)
-            self.merge(part)
-            return
         exact = torch.promote_types(torch.promote_types(inputs.dtype, targets.dtype), torch.float32)
-        if self._shift is None:
-            shares = (weights.double() / total).to(exact)
-            self._shift = torch.cat([shares @ inputs.to(exact), shares @ targets.to(exact)])
-        rows = torch.empty(len(weights), len(self._shift), dtype=exact, device=inputs.device)
-        torch.sub(inputs, self._shift[: self._inputs], out=rows[:, : self._inputs])
-        torch.sub(targets, self._shift[self._inputs :], out=rows[:, self._inputs :])
+        rows = torch.cat([inputs.to(exact), targets.to(exact)], dim=1)
+        mean = (weights.double() / total).to(exact) @ rows
         root = weights.sqrt().to(exact)
-        rows.mul_(root[:, None])
-        self._means += root @ rows  # sums, until they are divided by the count
+        rows.sub_(mean).mul_(root[:, None])
+        left = (root @ rows).double() / total
+        self._batches.append(_Rows(total, mean.double() + left, left))
         for start in range(0, self._inputs, BLOCK):
             end = min(start + BLOCK, self._inputs)
             self._products[start:end, start:] += rows[:, start:end].mT @ rows[:, start:]
-        self.count += total
 
-    def _centre(self) -> None:
-        """Centre the products by the means of all rows."""
-        if self._shift is None:
-            return
-        for start in range(0, self._inputs, BLOCK):  # X'X is symmetric
-            end = min(start + BLOCK, self._inputs)
-            self._products[end : self._inputs, start:end] = self._products[start:end, end : self._inputs].mT
-        self._means /= self.count
-        self._products.addr_(self._means[: self._inputs], self._means, alpha=-self.count)
-        self._means += self._shift
-        self._shift = None
+    def _centre(self) -> _Rows:
+        """Make one batch of all, with products that are centred by its means."""
+        if len(self._batches) > 1:
+            counts = self._products.new_tensor([rows.count for rows in self._batches])[:, None]
+            means, left = (torch.stack(each) for each in list(zip(*self._batches, strict=True))[1:])  # (batches, D + d)
+            mean = (counts * means).sum(0) / counts.sum().clamp_min(torch.finfo(counts.dtype).tiny)
+            apart = means - mean
+            self._products += (counts * apart)[:, : self._inputs].mT @ apart
+            self._products -= (counts * left)[:, : self._inputs].mT @ left
+            for start in range(0, self._inputs, BLOCK):  # X'X is symmetric
+                end = min(start + BLOCK, self._inputs)
+                self._products[end : self._inputs, start:end] = self._products[start:end, end : self._inputs].mT
+            self._batches = [_Rows(self.count, mean, torch.zeros_like(mean))]
+        return self._batches[0]
 
     @property
     def device(self) -> torch.device:
         """Where the sums are."""
-        return self._means.device
+        return self._products.device
 
     @property
     def squares(self) -> Tensor:
@@ -84,52 +95,36 @@ class NormalEquations:
     @property
     def mean_input(self) -> Tensor:
         """The means of the inputs, (D,)."""
-        self._centre()
-        return self._means[: self._inputs]
+        return self._centre().means[: self._inputs]
 
     @property
     def mean_target(self) -> Tensor:
         """The means of the targets, (d,)."""
-        self._centre()
-        return self._means[self._inputs :]
+        return self._centre().means[self._inputs :]
 
     def at(self, channels: Sequence[int]) -> NormalEquations:
         """The equations of some of the inputs."""
-        self._centre()
-        outputs = range(self._inputs, len(self._means))
-        places = torch.tensor([*channels, *outputs], dtype=torch.long, device=self.device)
-        part = NormalEquations(len(channels), len(outputs), self.device)
-        part.count, part._means = self.count, self._means[places]
+        count, means, left = self._centre()
+        places = torch.tensor([*channels, *range(self._inputs, len(means))], dtype=torch.long, device=self.device)
+        part = NormalEquations(len(channels), len(means) - self._inputs, self.device)
         part._products = self._products[places[: len(channels)]][:, places]
+        part._batches = [_Rows(count, means[places], left[places])]
         return part
 
     def merge(self, other: NormalEquations) -> None:
         """Add the rows of other equations."""
-        self._centre()
-        other._centre()
+        self._batches.append(other._centre())
         self._products += other._products
-        if other.count:
-            total = self.count + other.count
-            apart = other._means - self._means
-            self._products.addr_(apart[: self._inputs], apart, alpha=self.count * other.count / total)
-            self._means += apart * (other.count / total)
-            self.count = total
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return self._inputs, len(self._means) - self._inputs
 
     def gathered(self) -> NormalEquations:
         """The equations of all processes together."""
         if world_size() == 1:
             return self
-        self._centre()
-        count = torch.tensor([self.count], dtype=torch.float64)
-        whole = NormalEquations(*self._shape, self.device)
-        for share in gather_tensors(torch.cat([count, self._means.cpu(), self._products.flatten().cpu()])):
-            part = NormalEquations(*self._shape, self.device)
-            part.count = float(share[0])
-            part._means.copy_(share[1 : 1 + len(self._means)])
-            part._products.copy_(share[1 + len(self._means) :].view_as(self._products))
-            whole.merge(part)
+        count, means, _ = self._centre()
+        whole = NormalEquations(self._inputs, len(means) - self._inputs, self.device)
+        own = [torch.tensor([count], dtype=torch.float64), means.cpu(), self._products.flatten().cpu()]
+        for share in gather_tensors(torch.cat(own)):
+            parts = share[1:].to(self.device).split([len(means), self._products.numel()])
+            whole._batches.append(_Rows(float(share[0]), parts[0], torch.zeros_like(means)))
+            whole._products += parts[1].view_as(self._products)
         return whole
