@@ -358,7 +358,6 @@ def test_a_singular_system_gets_a_larger_ridge(caplog):
     equations = NormalEquations(24, 16)
     equations.squares.fill_(1.0)
     equations.squares[0, 0] = -5.0  # not a Gram matrix: no small ridge makes it positive definite
-    equations.count = 3.0
     start = torch.ones(24, 16, dtype=torch.float64)
     weight, _ = least_squares.fit_weights(equations, start, torch.zeros(16, dtype=torch.float64), site)
     assert torch.isfinite(weight).all()

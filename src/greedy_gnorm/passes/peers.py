@@ -22,7 +22,7 @@ from greedy_gnorm.errors import GnormError, ProcessGone
 LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher sets for each process that it starts; a scheduler may leave some of these behind."""
 
-LINGER = 10.0
+LINGER = 30.0
 """Seconds that a failed process waits for the first one to show its error."""
 
 GRACE = 0.5
