@@ -20,7 +20,7 @@ class _Rows(NamedTuple):
     The mean that is subtracted from rows is in their precision, so a little of it is left.
     """
 
-    count: float
+    weight: float
     means: Tensor  # of inputs and targets, (D + d,)
     left: Tensor
 
@@ -42,7 +42,7 @@ class NormalEquations:
     @property
     def count(self) -> float:
         """The sum of the weights."""
-        return sum(rows.count for rows in self._batches)
+        return sum(rows.weight for rows in self._batches)
 
     def add(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> None:
         """Add rows with weights, (N,); they are multiplied in float32 at least."""
@@ -63,8 +63,9 @@ class NormalEquations:
     def _centre(self) -> _Rows:
         """Make one batch of all, with products that are centred by its means."""
         if len(self._batches) > 1:
-            counts = self._products.new_tensor([rows.count for rows in self._batches])[:, None]
-            means, left = (torch.stack(each) for each in list(zip(*self._batches, strict=True))[1:])  # (batches, D + d)
+            counts = self._products.new_tensor([rows.weight for rows in self._batches])[:, None]
+            means = torch.stack([rows.means for rows in self._batches])  # (batches, D + d)
+            left = torch.stack([rows.left for rows in self._batches])
             mean = (counts * means).sum(0) / counts.sum().clamp_min(torch.finfo(counts.dtype).tiny)
             apart = means - mean
             self._products += (counts * apart)[:, : self._inputs].mT @ apart
@@ -124,7 +125,7 @@ class NormalEquations:
         whole = NormalEquations(self._inputs, len(means) - self._inputs, self.device)
         own = [torch.tensor([count], dtype=torch.float64), means.cpu(), self._products.flatten().cpu()]
         for share in gather_tensors(torch.cat(own)):
-            parts = share[1:].to(self.device).split([len(means), self._products.numel()])
-            whole._batches.append(_Rows(float(share[0]), parts[0], torch.zeros_like(means)))
-            whole._products += parts[1].view_as(self._products)
+            rest, end = share[1:].to(self.device), len(means)
+            whole._batches.append(_Rows(float(share[0]), rest[:end], torch.zeros_like(means)))
+            whole._products += rest[end:].view_as(self._products)
         return whole
