@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from greedy_gnorm.report.tables import as_markdown
 from greedy_gnorm.settings import Settings
 from greedy_gnorm.tasks.task import task_of
 
+HERE = Path(__file__).resolve().parents[1]
 SETTINGS = ["--methods", "paper", "--runs", "1", "--samples", "32", "--eval-samples", "64"]
 WAYS = {
     "after each head": [],
@@ -34,8 +36,16 @@ WAYS = {
 }
 
 
-def forward_seconds(model: str, data: str) -> float:
+def environment_of(tree: Path, threads: int | None) -> dict[str, str]:
+    """Variables for a process with the package and the benchmarks of a source tree, and so many threads."""
+    paths = os.pathsep.join(str(tree / part) for part in ("src", "benchmarks"))
+    return {**os.environ, "PYTHONPATH": paths} | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+
+
+def forward_seconds(model: str, data: str, threads: int | None = None) -> float:
     """The least time of a plain forward pass over the rows that quality is measured on."""
+    if threads is not None:
+        torch.set_num_threads(threads)
     classifier = load(model).float().eval()
     tokenizer = load_tokenizer(model, config=classifier.config)
     batches = evaluation_batches(classifier, tokenizer, task_of(classifier), data, Settings(eval_samples=64))
@@ -47,13 +57,16 @@ def forward_seconds(model: str, data: str) -> float:
     return min(times)
 
 
-def compared(model: str, data: str, options: list[str]) -> tuple[float, float]:
-    """Seconds of a command, and of the walks within it."""
+def compared(
+    model: str, data: str, options: list[str], tree: Path = HERE, threads: int | None = None
+) -> tuple[float, float]:
+    """Seconds of a command of a version, and of the walks within it."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "comparison"
         command = [sys.executable, "-m", "greedy_gnorm", "compare", model, "--data", data, "--out", str(out), "--quiet"]
         start = time.perf_counter()
-        subprocess.run([*command, *SETTINGS, *options], check=True, capture_output=True)
+        environment = environment_of(tree, threads)
+        subprocess.run([*command, *SETTINGS, *options], check=True, capture_output=True, env=environment)
         whole = time.perf_counter() - start
         steps = [
             json.loads(line) for path in out.glob("parts/*/journal.jsonl") for line in path.read_text().splitlines()

@@ -1,0 +1,99 @@
+"""What an earlier version and this one cost, in one table: python benchmarks/versions.py REVISION MODEL DATA
+
+Both run the same work in turn on one machine, each in processes of its own: scoring passes and the walk of 144 heads at
+BERT-base's shape, and a comparison of the paper's five methods with MODEL and DATA. REVISION is checked out from git
+into a temporary folder. All figures are in plain forward passes timed beside the work; the table goes to
+docs/performance.md. One thread, so that each version has a core of its own on a shared machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from comparison import compared, environment_of, forward_seconds
+from pages import write
+
+from greedy_gnorm.report.tables import as_markdown
+
+HERE = Path(__file__).resolve().parents[1]
+REPEATS = 2
+
+# These use nothing but what benchmarks/speed.py has in both versions
+PASS = """
+import sys, speed
+sites, batches = speed.bert(), speed.sentences(*map(int, sys.argv[1:]))
+ours, forward = (lambda: speed.score(sites, batches)), (lambda: speed.plain_forward(sites.model, batches))
+ours(), forward()
+times = [(speed.seconds(ours), speed.seconds(forward)) for _ in range(5)]
+print(min(own for own, _ in times) / min(unit for _, unit in times))
+"""
+WALK = "import speed; print(speed.trajectory(speed.bert(), speed.sentences(64, 10, 32))[0])"
+
+
+def printed(tree: Path, code: str, *arguments: int) -> float:
+    """The last line that some code prints, run with the package and the benchmarks of a version."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, env=environment_of(tree, threads=1), cwd=tree
+    )
+    return float(done.stdout.split()[-1])
+
+
+def works(model: str, data: str) -> dict[str, Callable[[Path], float]]:
+    """Each kind of work, as a function of the source tree."""
+    return {
+        "one scoring pass, 64 sentences of 10 to 32 tokens": lambda tree: printed(tree, PASS, 64, 10, 32),
+        "one scoring pass, 16 sentences of 128 tokens": lambda tree: printed(tree, PASS, 16, 128, 128),
+        "one scoring pass, 4 sentences of 512 tokens": lambda tree: printed(tree, PASS, 4, 512, 512),
+        "a step of 144, score and accuracy on 64 sentences": lambda tree: printed(tree, WALK),
+        "a comparison of five methods, quality after each head": lambda tree: (
+            compared(model, data, [], tree, threads=1)[0] / forward_seconds(model, data, threads=1)
+        ),
+    }
+
+
+@contextmanager
+def checked_out(revision: str) -> Iterator[Path]:
+    """The files of a revision in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        subprocess.run(["git", "worktree", "add", "--detach", "--quiet", str(tree), revision], check=True, cwd=HERE)
+        try:
+            yield tree
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], check=True, cwd=HERE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("revision")
+    parser.add_argument("model")
+    parser.add_argument("data")
+    given = parser.parse_args()
+    cells: list[list[str]] = []
+    kept = HERE / "runs" / f"versions-{given.revision}.json"
+    known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    with checked_out(given.revision) as before:
+        for name, work in works(str(Path(given.model).resolve()), str(Path(given.data).resolve())).items():
+            found = known.setdefault(name, [])
+            while len(found) < REPEATS:
+                found.append([work(tree) for tree in (before, HERE)])
+                kept.parent.mkdir(exist_ok=True)
+                kept.write_text(json.dumps(known), encoding="utf-8")
+                print(name, found, flush=True)
+            columns = list(zip(*found, strict=True))
+            spread = [" and ".join(f"{value:.{0 if value > 10 else 2}f}" for value in column) for column in columns]
+            cells.append([name, *spread])
+    header = ["work, in plain forward passes", f"before ({given.revision})", "now"]
+    write("performance.md", "versions", f"1 thread, {REPEATS} repeats.\n\n" + as_markdown(header, cells))
+
+
+if __name__ == "__main__":
+    main()
