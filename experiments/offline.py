@@ -53,20 +53,28 @@ def main() -> None:
     which.add_argument("--joint", action="store_true", help="compare methods that remove heads and neurons together")
     which.add_argument("--compress", action="store_true", help="compress to shares of the multiplications")
     parser.add_argument("--runs", type=int, help="runs of each method, if not those of the file")
+    parser.add_argument("--methods", help="the methods, if not those of the file")
+    parser.add_argument(
+        "--first-run", type=int, help="the number of the first run; these runs get a folder of their own"
+    )
     given = parser.parse_args()
-    if given.compress and given.runs is not None:
-        parser.error("--compress makes one run to each share: leave out --runs")
+    changes = {"runs": given.runs, "trajectories": given.runs, "methods": given.methods, "seed": given.first_run}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if given.compress and changes:
+        parser.error("--compress makes one run to each share: leave out --runs, --methods and --first-run")
     what = "joint" if given.joint else "compress" if given.compress else "compare"
     for name in given.names or known:
         plan = yaml.safe_load((HERE / "offline" / f"{name}.yaml").read_text(encoding="utf-8"))
-        if given.runs is not None:
-            plan[what] |= {"runs": given.runs, "trajectories": given.runs}
         if what in plan:
-            run(name, plan, what)
+            plan[what] |= changes
+            run(name, plan, what, "" if given.first_run is None else f"-from-{given.first_run}")
 
 
-def run(name: str, plan: dict[str, Any], what: str = "compare") -> None:
-    """One experiment: its classifier, then a comparison or compressions, all in runs/offline/NAME."""
+def run(name: str, plan: dict[str, Any], what: str = "compare", more: str = "") -> None:
+    """One experiment: its classifier, then a comparison or compressions, all in runs/offline/NAME.
+
+    `more` is added to the name of the comparison's folder.
+    """
     data, folder = SHARED / "data" / plan["data"], RUNS / name
     if not data.exists():
         raise SystemExit(f"{name} needs {plan['data']} in the folder shared/data beside the project.")
@@ -76,10 +84,10 @@ def run(name: str, plan: dict[str, Any], what: str = "compare") -> None:
     if what == "compress":
         compress(model, data, folder, **plan[what])
         return
-    start = time.monotonic()
-    gg.compare(str(model), str(data), out=folder / what, resume=True, on_step=tell, **plan[what])
+    start, out = time.monotonic(), folder / (what + more)
+    gg.compare(str(model), str(data), out=out, resume=True, on_step=tell, **plan[what])
     print(f"{name}: compared in {time.monotonic() - start:.0f} s")
-    print((folder / what / "tables" / "comparison.md").read_text(encoding="utf-8"))
+    print((out / "tables" / "comparison.md").read_text(encoding="utf-8"))
 
 
 def compress(model: Path, data: Path, folder: Path, shares: list[float], **settings: Any) -> None:
