@@ -11,7 +11,6 @@ from typing import Any
 from greedy_gnorm.comparison.analysis import Comparison
 from greedy_gnorm.comparison.experiment import OnPartStep, run_experiment
 from greedy_gnorm.data.loading import scoring_batches
-from greedy_gnorm.deployment.speed import torch_latencies
 from greedy_gnorm.model.checkpoint import FORMATS, check_format, load_tokenizer, weights_fingerprint
 from greedy_gnorm.model.modes import gradient_mode_restored
 from greedy_gnorm.model.sites import find_sites
@@ -36,7 +35,7 @@ from greedy_gnorm.records.journal import RUN_FILE, Journal, open_journal, read_h
 from greedy_gnorm.records.kept import keeping_scores
 from greedy_gnorm.records.training import KeptTraining
 from greedy_gnorm.records.unpruned import load_unpruned, unpruned_source
-from greedy_gnorm.runs import perform, recovery_of, trained_step
+from greedy_gnorm.runs import measured_latencies, perform, recovery_of, trained_step
 from greedy_gnorm.settings import COMPARING, COMPRESSING, PRUNING, SCORING, Settings
 from greedy_gnorm.tasks.objectives import OBJECTIVES
 from greedy_gnorm.tasks.task import measure_of, task_of, uses_own_labels
@@ -426,8 +425,8 @@ def take_step(
         kept = KeptTraining(taken.folder)
         pruned = at_step(whole, steps, step, units_of(header), recovery, kept)
         solution = trained_step(steps[-1], pruned, recovery, evaluation, settings, measure_of(header).name)
-        with phase("Measuring speed"):
-            times = torch_latencies(whole, pruned) if latency else []
+        here = settings.model_copy(update={"device": None, "device_map": None})  # the run may have had another machine
+        times = measured_latencies(whole, steps, step, here, header) if latency else []
         result = journal.header.get("result", {})
         offered = [Choice.from_json(each) for each in result.get("choices", []) if each["step"] <= step]
         test = result.get("test") if step == result.get("solution") else None

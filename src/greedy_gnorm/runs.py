@@ -24,7 +24,7 @@ from greedy_gnorm.passes.processes import broadcast, is_first, on_all_ranks, sha
 from greedy_gnorm.passes.speed import SHAPES, possible
 from greedy_gnorm.phases import counted, phase
 from greedy_gnorm.pruning.choices import Choice, choose
-from greedy_gnorm.pruning.costs import Times, parsed_shape
+from greedy_gnorm.pruning.costs import Times
 from greedy_gnorm.pruning.methods import DISTILL, resolve_method
 from greedy_gnorm.pruning.prepare import (
     device_for,
@@ -104,10 +104,10 @@ def perform(
         # At most three copies of the model at a time: the one that was cut and those that are timed go first
         del prepared
         timed = measure_speed and journal is not None and given.device_map is None
-        latencies = _latencies(unpruned, steps, chosen, given, units) if timed else []
+        latencies = measured_latencies(unpruned, steps, chosen, given, header) if timed else []
         choices = choose(steps, measure_of(header), evaluation.data_rows, fastest=budgeted)
         if timed and is_first():
-            choices = _timed_choices(choices, unpruned, steps, given, units, {chosen: latencies})
+            choices = _timed_choices(choices, unpruned, steps, given, header, {chosen: latencies})
         kept = None if journal is None else KeptTraining(journal.folder)
         pruned = at_step(unpruned, steps, chosen, units, recovery, kept)
         solution = trained_step(steps[chosen], pruned, recovery, evaluation, given, measure_of(header).name)
@@ -185,11 +185,13 @@ def _tested(before: Any, after: Any, test: Batches, given: Settings) -> tuple[di
         return tested(task, test, tables), compared_predictions(task, test, tables, examples)
 
 
-def _latencies(model: Any, steps: Sequence[Step], chosen: int, given: Settings, units: str) -> list[Latency]:
-    """The speed of the unpruned model and of the solution, on the device and in the precision of the run."""
+def measured_latencies(
+    model: Any, steps: Sequence[Step], chosen: int, given: Settings, header: Mapping[str, Any]
+) -> list[Latency]:
+    """The speed of the unpruned model and of a step, on the device and in the precision of the run."""
     before = on_device(model, given)
     with phase("Measuring speed"):
-        return torch_latencies(before, at_step(before, steps, chosen, units), _shapes(given))
+        return torch_latencies(before, at_step(before, steps, chosen, units_of(header)), _shapes(given, header))
 
 
 def _timed_choices(
@@ -197,29 +199,30 @@ def _timed_choices(
     model: Any,
     steps: Sequence[Step],
     given: Settings,
-    units: str,
+    header: Mapping[str, Any],
     known: Mapping[int, Sequence[Latency]],
 ) -> list[Choice]:
     """The choices with their measured speed, each timed in turn with the unpruned model unless it is `known`."""
     before = on_device(model, given)
-    shapes = possible(before, _shapes(given))[-1:]
+    shapes = possible(before, _shapes(given, header))[-1:]
     timed = []
     for choice in counted(choices, "Measuring speed", "choice"):
         found = known.get(choice.step)
         if found is None:
-            found = torch_latencies(before, at_step(before, steps, choice.step, units), shapes, seconds=1.0)
+            pruned = at_step(before, steps, choice.step, units_of(header))
+            found = torch_latencies(before, pruned, shapes, seconds=1.0)
         for latency in found[-1:]:
             choice = replace(choice, measured=latency.speed_up, milliseconds=latency.after_ms)
         timed.append(choice)
     return timed
 
 
-def _shapes(given: Settings) -> tuple[tuple[int, int], ...]:
-    """The shapes to time: the usual ones, and the one that the user states."""
-    if given.shape is None:
-        return SHAPES
-    rows, tokens = parsed_shape(given.shape)
-    return (*SHAPES, (rows, tokens or SHAPES[-1][1]))
+def _shapes(given: Settings, header: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """The shapes to time: the usual ones, and last that of the costs, if it is stated or a time is the target."""
+    if "shape" not in header or (given.shape, given.speedup, given.latency) == (None, None, None):
+        return list(SHAPES)
+    own = header["shape"]["rows"], max(1, round(header["shape"]["tokens"]))
+    return [*(shape for shape in SHAPES if shape != own), own]
 
 
 def trained_step(
@@ -260,4 +263,4 @@ def recovery_of(
     if EVALUATION in rows and uses_own_labels(task_of(model), settings):
         rows[EVALUATION] = with_predictions(worked, rows[EVALUATION])
     sites = find_sites(worked, units_for(settings))
-    return recovery_for(method, sites, rows, settings.recover_steps), rows.get(EVALUATION)
+    return recovery_for(method, sites, rows, settings), rows.get(EVALUATION)

@@ -236,11 +236,13 @@ class Settings(BaseModel):
     params: Amount | None = _setting(
         None, "Parameters to keep at most: a share such as 0.6, or a number such as 80M.", "a share or a number"
     )
-    size: Amount | None = _setting(None, "Size of the stored weights at most, such as 30MB.", "a size such as '30MB'")
+    size: Amount | None = _setting(
+        None, "Size of the stored weights at most, such as 30MB; a MB has 2^20 bytes.", "a size such as '30MB'"
+    )
     max_drop: Annotated[Number, Field(ge=0)] | None = _setting(
         None,
         "Quality to lose at most (0.01 is one point of accuracy). Default: 0.01 if no target is given.",
-        "a number",
+        "a number, 0 or more",
     )
     rounds: Positive = _setting(20, "Rounds of removing, fitting and scoring again.")
     points: Positive | None = _setting(

@@ -63,13 +63,16 @@ def test_costs_are_those_of_the_cut_model(family):
     assert expected.multiplications == multiplications(model, 10)
 
 
-def test_multiplications_of_rows_of_unequal_length_are_their_mean(family):
+@pytest.mark.parametrize("units", ["both", "heads", "ffn"])
+def test_multiplications_of_rows_of_unequal_length_are_their_mean(family, units):
     model = tiny_model(family)
     batches = ready_batches([tiny_batch(rows=6), tiny_batch(rows=2, longest=5)])
     lengths = batches.lengths()
     mean = np.mean([multiplications(model, length) for length in lengths])
-    found = Costs(find_sites(model), 4, shape_for(None, batches)).of(find_sites(model)).multiplications
+    sites = find_sites(model, units)
+    found = Costs(sites, 4, shape_for(None, batches)).of(sites).multiplications
     assert found == pytest.approx(mean, abs=2)
+    assert Costs(sites, 4, Shape(1, 40, 1600)).of(sites).multiplications == multiplications(model, 40)
     assert shape_for("8x128", batches) == Shape(8, 128, 128 * 128)
 
 
@@ -202,6 +205,7 @@ def test_scores_that_rank_within_a_kind_take_the_same_share_of_each():
         ({"size": "5kb"}, r"--size 5kb can't be reached: .* MB remain"),
         ({"size": "10 apples"}, "size '10 apples': write a size, such as 30MB"),
         ({"params": "-3"}, "params '-3': write a share"),
+        ({"params": "1.0"}, "params '1.0': a share must be below 1"),
         ({"latency": "fast"}, "latency 'fast': write a time, such as 10ms"),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 from conftest import LABEL_NAMES, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
 
 import greedy_gnorm as gg
+from greedy_gnorm import runs
 from greedy_gnorm.data.sets import divided_rows
 from greedy_gnorm.model.sites import find_sites
 from greedy_gnorm.pruning.choices import choose
@@ -212,8 +213,34 @@ def test_promised_and_measured_speed_are_recorded(folder, rows, tmp_path):
     assert header["shape"] == {"rows": 4, "tokens": 16, "squares": 256}
     assert [(each["batch"], each["tokens"]) for each in header["result"]["latency"]][-1] == (4, 16)
     assert all(choice["measured"] > 0 for choice in header["result"]["choices"])
+    assert run.reason == "--speedup 1.05 is predicted"
     resumed = gg.compress(folder, rows, speedup=1.05, shape="4x16", out=tmp_path / "run", resume=True, **OPTIONS)
     assert resumed.steps[0].cost == run.steps[0].cost, "the times that the run measured are used again"
+
+
+def test_a_time_is_measured_at_the_shape_of_its_target(folder, rows, tmp_path):
+    run = gg.compress(folder, rows, speedup=1.05, out=tmp_path / "run", **{**OPTIONS, "measure_speed": True})
+    shape = run.header["shape"]
+    own = (shape["rows"], round(shape["tokens"]))
+    assert own not in ((1, 32), (8, 128))
+    assert [(each.batch, each.tokens) for each in run.latencies] == [(1, 32), own]
+    taken = gg.take_step(tmp_path / "run", 1, out=tmp_path / "taken")
+    assert [(each.batch, each.tokens) for each in taken.latencies] == [(1, 32), own]
+
+
+def test_a_step_is_timed_in_the_precision_of_its_run(folder, rows, tmp_path, monkeypatch):
+    half = tmp_path / "half"
+    gg.load(folder).half().save_pretrained(half)
+    tiny_tokenizer().save_pretrained(half)
+    options = {**OPTIONS, "measure_speed": True, "rounds": 1}
+    timed = []
+    own = runs.torch_latencies
+    monkeypatch.setattr(runs, "torch_latencies", lambda *given, **more: timed.append(given[:2]) or own(*given, **more))
+    gg.compress(half, rows, macs=0.6, out=tmp_path / "run", **options)
+    taken = gg.take_step(tmp_path / "run", 1, out=tmp_path / "taken")
+    assert {model.dtype for pair in timed for model in pair} == {torch.float32}
+    assert taken.model.dtype == torch.float16
+    assert timed[-1][1].dtype == torch.float32
 
 
 def test_pruning_heads_with_recovery(folder, rows, tmp_path):
@@ -243,6 +270,7 @@ def test_rules_by_multiplications(folder, rows):
         ({"method": "greedy-gnorm"}, "gnorm compress takes the methods joint-refit"),
         ({"macs": 1.5}, "macs must be a share between 0 and 1"),
         ({"speedup": 0.5}, "speedup must be a number above 1"),
+        ({"max_drop": -1}, "max_drop must be a number, 0 or more"),
         ({"shape": "8 by 128"}, "shape must be rows x tokens"),
         ({"units": "neurons"}, "units must be 'heads', 'ffn' or 'both'"),
         ({"labels": "none"}, "labels must be 'data' or 'own'"),
@@ -257,8 +285,12 @@ def test_wrong_settings_are_refused(options, message, folder, rows):
 
 
 def test_too_few_calibration_tokens_are_told(folder, rows):
-    with pytest.warns(UserWarning, match=r"The calibration rows have \d+ tokens; 240 or more are advisable"):
+    few = r"The calibration rows have \d+ tokens; 240 or more are advisable for maps with 24 inputs\. "
+    with pytest.warns(UserWarning, match=few + "Use more of the rows: --calibration-tokens 240"):
         gg.compress(folder, rows, macs=0.8, **{**OPTIONS, "calibration_tokens": 50, "rounds": 1})
+    few_rows = [{"text": row["text"]} for row in tiny_rows(30)]
+    with pytest.warns(UserWarning, match=few + r"Give more rows\.$"):
+        gg.compress(folder, few_rows, macs=0.8, labels="own", **{**OPTIONS, "rounds": 1})
 
 
 def test_ready_batches_need_evaluation_batches(folder):

@@ -215,6 +215,20 @@ def test_nan_weights_are_not_exported(tmp_path, capsys):
     assert not (tmp_path / "onnx").exists()
 
 
+def test_a_run_that_failed_before_its_first_step_does_not_block_its_folder(tmp_path, rows, model_folder, capsys):
+    out, model = tmp_path / "run", nan_model(tmp_path / "model", **LABEL_NAMES)
+    options = ["--data", str(rows), "--out", str(out), "--stop", "heads=1", "--samples", "8", "--quiet"]
+    assert main(["prune", str(model), *options]) == 2
+    assert "NaN or infinite" in capsys.readouterr().err
+    assert (out / "run.json").exists()
+    assert main(["prune", str(model_folder), *options]) == 0
+    assert main(["prune", str(model_folder), *options]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    shutil.rmtree(out)
+    assert main(["prune", str(model), *options]) == 2
+    assert main(["prune", str(model_folder), *options, "--resume"]) == 0
+
+
 def test_nan_weights_in_a_regression(tmp_path, capsys):
     model = nan_model(tmp_path / "model", num_labels=1, problem_type="regression")
     data = tmp_path / "numbers.jsonl"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import LABEL_NAMES, tiny_batch, tiny_model, tiny_rows, tiny_tokenizer
-from journals import PREDICTIONS, RAGGED, comparison, header, walk
+from journals import PREDICTIONS, RAGGED, comparison, header, joint_header, joint_walk, walk
 
 import greedy_gnorm as gg
 from greedy_gnorm.cli import console, sketch
@@ -651,6 +651,16 @@ def test_progress_lines_name_heads_as_the_page_does(tmp_path, capsys):
     assert "removed none" in lines[0]
     names = [re.search(r"removed (\S+)", line)[1] for line in lines[1:]]
     assert names == [unit_name(sites_of(journal.header), unit) for unit in removed_by(journal.steps)]
+
+
+def test_progress_of_a_run_that_goes_on_is_against_the_unpruned_model(tmp_path, capsys):
+    journal = joint_walk(tmp_path / "run", joint_header())
+    display = StepDisplay(journal.folder, Progress())
+    first, *_, last = journal.steps
+    display(last, len(journal.steps) - 1, len(journal.steps) - 1)
+    share = last.cost.multiplications / first.cost.multiplications
+    assert share < 0.9
+    assert f"{share:.1%} of the multiplications" in capsys.readouterr().err
 
 
 def test_the_table_of_the_curve_names_heads(tmp_path):

@@ -23,6 +23,7 @@ from greedy_gnorm.pruning.methods import GREEDY
 from greedy_gnorm.pruning.run import Run
 from greedy_gnorm.report.compression import cost_part, is_compression, kept_units, work_curve
 from greedy_gnorm.report.tables import (
+    FLOAT32,
     LATENCY_COLUMNS,
     choices_table,
     distilled_text,
@@ -101,6 +102,15 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
     show_table(["", "before", "after", "change"], cells)
     if run.latencies:
         show_table(LATENCY_COLUMNS, [latency_cells(latency) for latency in run.latencies])
+        timed = run.header["config"].get("dtype", "auto")
+        timed = FLOAT32.name if timed == "auto" else timed  # as runs compute, whatever the weights are stored in
+        if precision.bytes < FLOAT32.bytes and timed != precision.name:
+            out.print(
+                f"Timed in {timed}. The saved model loads in {precision.name}, as the original does; on a CPU, call "
+                f"model.float() to run it at this speed.",
+                highlight=False,
+                soft_wrap=True,
+            )
     if drawn:
         draw_run(run)
     if run.offered:
@@ -111,7 +121,8 @@ def show_run(run: Run, folder: Path, *, drawn: bool = True) -> None:
         show_table(*choices_table(run.offered, run.steps[0], run.measure))
         take = f"gnorm prune --from-run {shlex.quote(str(folder))} {take_option(run.offered[0])} --out OUT"
         out.print(f"To take one: {take}", highlight=False, soft_wrap=True)
-    out.print(f"{summary['steps']} steps in {duration(summary['seconds'])}.", highlight=False)
+    count = "1 step" if summary["steps"] == 1 else f"{summary['steps']} steps"
+    out.print(f"{count} in {duration(summary['seconds'])}.", highlight=False)
     curve_files = folder / "figures" / "curve.png", folder / "tables" / "curve.csv"
     for name, place in (
         ("Model", f"{folder / 'model'}     (gg.load({str(folder / 'model')!r}))"),

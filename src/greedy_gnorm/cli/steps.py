@@ -10,7 +10,7 @@ from typing import Any
 from greedy_gnorm.cli.progress import Bar, Progress
 from greedy_gnorm.cli.terminal import duration
 from greedy_gnorm.pruning.run import sites_of, units_of
-from greedy_gnorm.records.journal import RUN_FILE, read_header
+from greedy_gnorm.records.journal import RUN_FILE, Journal, read_header
 from greedy_gnorm.tasks.task import measure_of
 from greedy_gnorm.units import Step, quality_text, unit_name
 
@@ -31,7 +31,7 @@ class StepDisplay:
             return
         measure, bar = measure_of(self.header), self.bar
         joint = units_of(self.header) != "heads"
-        self.first = self.first or step
+        self.first = self.first or self._first(step)
         bar.name = self.part or ("Rounds" if joint else "Pruning heads")
         bar.done, bar.total = gone, limit
         left = "" if self.part else self._time_left(gone, limit)
@@ -52,6 +52,10 @@ class StepDisplay:
     def header(self) -> dict[str, Any]:
         """The run's record, which is there before its first step."""
         return read_header(self.folder / RUN_FILE)
+
+    def _first(self, step: Step) -> Step:
+        """The unpruned model, which a run that goes on has in its journal."""
+        return step if step.step == 0 else Journal.read(self.folder).steps[0]
 
     def _time_left(self, gone: int, limit: int) -> str:
         """An upper bound from the pace since the first step seen: a rule may stop earlier."""

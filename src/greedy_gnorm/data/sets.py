@@ -202,12 +202,15 @@ TOKENS_PER_CHANNEL = 10
 """Fewer calibration tokens than this for each input of an output map fit noise."""
 
 
-def warn_of_few_tokens(calibration: Batches, widest: int) -> None:
+def warn_of_few_tokens(calibration: Batches, widest: int, settings: Settings) -> None:
     """Warn if the calibration rows have too few tokens for the widest output map."""
-    tokens = sum(calibration.lengths())
-    if tokens < TOKENS_PER_CHANNEL * widest:
+    tokens, enough = sum(calibration.lengths()), TOKENS_PER_CHANNEL * widest
+    if tokens < enough:
+        advice = "Give more rows" + ("." if settings.labels == "own" else "; they need no labels with --labels own.")
+        if tokens >= settings.calibration_tokens:
+            advice = f"Use more of the rows: --calibration-tokens {enough}."
         warnings.warn(
-            f"The calibration rows have {tokens:,} tokens; {TOKENS_PER_CHANNEL * widest:,} or more are advisable for "
-            f"maps with {widest:,} inputs. Give more rows; they need no labels with --labels own.",
+            f"The calibration rows have {tokens:,} tokens; {enough:,} or more are advisable for maps with {widest:,} "
+            f"inputs. {advice}",
             stacklevel=3,
         )

@@ -133,6 +133,8 @@ def _share_or_count(text: str, total: int) -> float:
     value = amount(text, {"": 1, "%": 0.01, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9})
     if value is None:
         raise GnormError(f"params {text!r}: write a share of the parameters, such as 0.6, or a number, such as 80M.")
+    if value == 1:
+        raise GnormError(f"params {text!r}: a share must be below 1.")
     return value * total if value < 1 else value
 
 

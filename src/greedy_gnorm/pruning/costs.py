@@ -142,22 +142,21 @@ class Costs:
 
 
 def _model_multiplications(sites: Sites, shape: Shape) -> int:
-    """Multiplications of a row of the shape: the sites' own, and the rest, which is linear in the tokens."""
+    """Multiplications of a row of the shape: those of attention, and the rest, which is linear in the tokens."""
     fixed = image_tokens(sites.model.config)
     if fixed is not None:
         return multiplications(sites.model, fixed)
+    attention = find_sites(sites.model, "heads")  # also where only neurons are removed
+
+    def of_heads(tokens: float, squares: float) -> float:
+        costs = [len(site.survivors) * (site.unit_cost(tokens, squares).multiplications or 0) for site in attention]
+        return sum(costs)
+
     short, long = 2, min(10, longest_sentence(sites.model))
-    counts = []
-    for tokens in (short, long):
-        own = sum(len(site.survivors) * (site.unit_cost(tokens).multiplications or 0) for site in sites)
-        counts.append(multiplications(sites.model, tokens) - own)
-    # Sites that are not among these, such as those of neurons in a run on heads, are linear in the tokens too
+    counts = [multiplications(sites.model, tokens) - of_heads(tokens, tokens**2) for tokens in (short, long)]
     slope = (counts[1] - counts[0]) / (long - short)
     rest = counts[0] + slope * (shape.tokens - short)
-    own = sum(
-        len(site.survivors) * (site.unit_cost(shape.tokens, shape.squares).multiplications or 0) for site in sites
-    )
-    return round(own + rest)
+    return round(of_heads(shape.tokens, shape.squares) + rest)
 
 
 def measured_times(sites: Sites, shape: Shape, *, seconds: float = 6.0) -> Times:

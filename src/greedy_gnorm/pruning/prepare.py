@@ -108,7 +108,7 @@ def prepare_run(
         protection,
         costs,
         budget,
-        recovery_for(method, sites, sets, settings.recover_steps),
+        recovery_for(method, sites, sets, settings),
     )
     last = TEST if TEST in sets else EVALUATION  # the rows that eval_data gives
     rows = {use: (eval_data if use == last and eval_data is not None else data, sets[use]) for use in sets}
@@ -139,7 +139,9 @@ def rules_for(settings: Settings, budget: Budget, measure: Measure) -> Rules:
     if drop is None and not any(getattr(settings, name) is not None for name in TARGETS):
         drop = MAX_DROP
     text = " and ".join(target.text for target in budget.targets)
-    return compression_rules(lambda step: budget.reached(step.cost), drop, text, measure)
+    # Milliseconds of a model are put together from those of its widths; the solution is timed at the end
+    word = "predicted" if any(target.part == "milliseconds" for target in budget.targets) else "reached"
+    return compression_rules(lambda step: budget.reached(step.cost), drop, text, measure, word)
 
 
 def quality_measure(model: Any, settings: Settings, rows: Batches) -> Measure:
@@ -180,8 +182,8 @@ def costs_for(
     return Costs(sites, size, shape, times)
 
 
-def recovery_for(method: Method, sites: Sites, sets: Mapping[str, Batches], steps: int) -> Recovery | None:
-    """What fits the layers of the pruned model again, if anything does, and trains it in so many steps, if asked.
+def recovery_for(method: Method, sites: Sites, sets: Mapping[str, Batches], settings: Settings) -> Recovery | None:
+    """What fits the layers of the pruned model again, if anything does, and trains it, if asked.
 
     The model is still unpruned.
     """
@@ -190,8 +192,8 @@ def recovery_for(method: Method, sites: Sites, sets: Mapping[str, Batches], step
     check_recovery(method.fit, sites)
     rows, original = sets[CALIBRATION], find_sites(copy_sharing_weights(sites.model))
     if method.fit != MEAN:
-        warn_of_few_tokens(rows, max(len(site.survivors) * site.output_size for site in original))
-    training = Distillation(original, rows, steps) if method.recover == DISTILL else None
+        warn_of_few_tokens(rows, max(len(site.survivors) * site.output_size for site in original), settings)
+    training = Distillation(original, rows, settings.recover_steps) if method.recover == DISTILL else None
     return Recovery(method.fit, SOLVERS[method.fit], Calibration(original, shard(rows)), training=training)
 
 

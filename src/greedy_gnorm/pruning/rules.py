@@ -258,11 +258,16 @@ def _drop_rule(text: str, allowed: float, measure: Measure) -> Rule:
     return Rule(text, check, lambda history: last_within(history, allowed, measure), why=why)
 
 
-def compression_rules(reached: Callable[[Step], bool], max_drop: float | None, target: str, measure: Measure) -> Rules:
-    """The end of a compression: its targets, or the quality that may be lost; the solution is the smallest allowed."""
+def compression_rules(
+    reached: Callable[[Step], bool], max_drop: float | None, target: str, measure: Measure, word: str = "reached"
+) -> Rules:
+    """The end of a compression: its targets, or the quality that may be lost; the solution is the smallest allowed.
+
+    `word` says what a target then is: reached, or predicted.
+    """
 
     def target_reached(history: History) -> str | None:
-        return f"{target} is reached" if reached(history[-1]) else None
+        return f"{target} is {word}" if reached(history[-1]) else None
 
     rules = [Rule(target, target_reached)]
     if max_drop is not None:

@@ -47,7 +47,7 @@ class Journal:
     @classmethod
     def resume(cls, folder: Path, header: dict[str, Any]) -> Journal:
         """Continue the run in this folder if it is the same run; start one if there is none."""
-        if not (folder / RUN_FILE).exists():
+        if not (folder / RUN_FILE).exists() or _is_unstarted(folder / RUN_FILE):
             return cls.begin(folder, header)
         journal = cls.read(folder)
         check_same("run", folder, journal.header, header)
@@ -98,7 +98,10 @@ class Journal:
 
 
 def check_folder(folder: Path, record: str, what: str, *, resume: bool) -> None:
-    """Refuse a folder that is not empty, unless its record shows that it holds what is to be resumed."""
+    """Refuse a folder that is not empty, unless its record shows that it holds what is to be resumed.
+
+    A run that ended before its first step left nothing to lose: another one may take its place.
+    """
     with writing_to(folder):
         held = {path.name for path in folder.iterdir() if not _is_unstarted(path)} if folder.exists() else set()
     if record in held and not resume:
@@ -129,8 +132,11 @@ def read_header(path: Path, shape: Mapping[str, Any] = schema.RUN) -> dict[str, 
 
 
 def _is_unstarted(path: Path) -> bool:
-    """Whether this file was left by a run that ended before it wrote its header."""
-    return is_leftover(path) or (path.name == JOURNAL_FILE and path.is_file() and path.stat().st_size == 0)
+    """Whether this file was left by a run that ended before it wrote its first step."""
+    if path.name not in (RUN_FILE, JOURNAL_FILE):
+        return is_leftover(path)
+    journal = path.with_name(JOURNAL_FILE)
+    return journal.is_file() and journal.stat().st_size == 0
 
 
 def _step(path: Path, number: int, line: bytes, before: str, sites: Sequence[SiteInfo]) -> tuple[Step, str]:
