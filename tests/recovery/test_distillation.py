@@ -57,8 +57,8 @@ def same(one, other):
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def loss_at(targets, sites, number):
-    return float(targets.loss(sites, number).detach())
+def loss_at(targets, sites, batch):
+    return float(targets.loss(sites, batch).detach())
 
 
 def first_token(found):
@@ -110,9 +110,9 @@ def test_the_loss_equals_that_of_single_rows(kind, monkeypatch):
     model = tiny_model(family, dtype=torch.float64, auto_class=auto_class, **changes)
     rows = [choice_batch(rows=6) if kind == "choices" else ROWS[0]]
     pruned, training = cut(model), distillation_of(model, rows=rows)
-    targets = Targets(training.original, training.batches, [0])
+    targets = Targets(training.original, training.batches)
     trained = trained_parameters(pruned.model)
-    found = targets.loss(pruned, 0)
+    found = targets.loss(pruned, training.batches.items[0])
     if kind == "choices":
         given = rows[0]["input_ids"], rows[0]["attention_mask"].bool()
         sequences = [
@@ -134,8 +134,9 @@ def test_the_loss_equals_that_of_single_rows(kind, monkeypatch):
 def test_the_loss_of_the_unpruned_model_is_zero():
     model = tiny_model("bert", dtype=torch.float64)
     training = distillation_of(model)
-    targets = Targets(training.original, training.batches, [0, 2])
-    assert loss_at(targets, find_sites(copy.deepcopy(model)), 2) == pytest.approx(0, abs=1e-20)
+    targets = Targets(training.original, training.batches)
+    same_model = find_sites(copy.deepcopy(model))
+    assert loss_at(targets, same_model, training.batches.items[2]) == pytest.approx(0, abs=1e-20)
 
 
 @EVERY_FAMILY
@@ -148,7 +149,7 @@ def test_every_family_takes_a_step(family):
     assert not same(weights(sites.model), before)
     assert same(weights(training.original.model), original)
     assert all(torch.isfinite(tensor).all() for tensor in sites.model.parameters())
-    targets = Targets(training.original, training.batches, [0])
+    targets = Targets(training.original, training.batches)
     assert targets._variances.shape == (layers * model.config.to_dict().get("inner_group_num", 1),)
 
 
@@ -228,10 +229,10 @@ def test_the_learning_rate_rises_and_falls():
 def test_training_comes_closer():
     model = tiny_model("bert")
     sites, training = refitted(model, [cut_for(model)], recovery_for(model)), distillation_of(model, steps=60)
-    targets = Targets(training.original, training.batches, [0, 1, 2])
-    before = [loss_at(targets, sites, number) for number in range(3)]
+    targets = Targets(training.original, training.batches)
+    before = [loss_at(targets, sites, batch) for batch in training.batches]
     training(sites)
-    after = [loss_at(targets, sites, number) for number in range(3)]
+    after = [loss_at(targets, sites, batch) for batch in training.batches]
     assert all(new < 0.99 * old for new, old in zip(after, before, strict=True))
 
 

@@ -8,8 +8,9 @@ The error of a layer is relative to the variance of the unpruned layer over all 
 nothing but its mean, so layers count alike and both terms have like sizes in every model. Outputs that are no logits
 are compared as hidden states are.
 
-Rows are those of the calibration, in an order that depends on the seed alone. There is no dropout. So the trained model
-too is a function of the unpruned model, the units that are removed and the rows.
+Rows are those of the calibration, with some tokens replaced (variations.py): they and their order depend on the seed
+alone. There is no dropout. So the trained model too is a function of the unpruned model, the units that are removed and
+the rows.
 """
 
 from __future__ import annotations
@@ -21,25 +22,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from greedy_gnorm.data.batches import Batches
+from greedy_gnorm.data.batches import Batch, Batches
+from greedy_gnorm.data.rows import PIXELS
 from greedy_gnorm.errors import NonFiniteScore
 from greedy_gnorm.model.modes import convert, frozen
 from greedy_gnorm.model.sites import Sites
-from greedy_gnorm.passes.calibration import Spill, outputs_and_states
+from greedy_gnorm.passes.calibration import outputs_and_states
 from greedy_gnorm.passes.processes import add_up, broadcast, gather_tensors, is_first, shard_rows
 from greedy_gnorm.phases import counted, phase
+from greedy_gnorm.recovery.variations import REPLACED, Variations
 from greedy_gnorm.tasks.task import task_of
 
 log = logging.getLogger("greedy_gnorm")
 
 TEMPERATURE = 2.0
-RATE = 1e-4
+RATE = 3e-4
 """The highest learning rate; it rises to it during the first steps, and then falls to zero, both in equal steps."""
 WARM_UP = 0.1
 """The share of the steps in which the learning rate rises."""
@@ -62,13 +65,6 @@ class Checkpoint(Protocol):
 
     def save(self, state: State, step: int, tensors: Mapping[str, Tensor]) -> None:
         """Replace what was kept."""
-
-
-class Target(NamedTuple):
-    """What the unpruned model has for a batch: its outputs, and its hidden states at real tokens, (layers, N, d)."""
-
-    outputs: Tensor
-    states: Tensor
 
 
 @dataclass(frozen=True)
@@ -95,9 +91,10 @@ class Distillation:
             work.done = training.resume()
             if work.done == self.steps:
                 return
-            targets = Targets(self.original, self.batches, sorted(set(order)))
+            targets, varied = Targets(self.original, self.batches), self.variations()
             for step in range(work.done, self.steps):
-                loss = training.step(step, self.steps, partial(targets.loss, sites, order[step]))
+                batch = varied(self.batches.items[order[step]], step)
+                loss = training.step(step, self.steps, partial(targets.loss, sites, batch))
                 if step in (0, self.steps - 1):
                     log.info("distillation: the loss of step %d of %d is %.4f", step + 1, self.steps, loss)
                 if (step + 1) % SAVED_EVERY == 0 or step + 1 == self.steps:
@@ -111,6 +108,10 @@ class Distillation:
             order += torch.randperm(len(self.batches), generator=chance).tolist()
         return order[: self.steps]
 
+    def variations(self) -> Callable[[Batch, int], Batch]:
+        """The rows that a batch is replaced by in a step."""
+        return Variations(self.batches) if task_of(self.original.model).varies else lambda batch, step: batch
+
     def state(self, sites: Sites) -> State:
         """What the result depends on besides the unpruned model."""
         return {
@@ -119,6 +120,7 @@ class Distillation:
             "rows": self.batches.fingerprint,
             "batches": [len(batch) for batch in self.batches],
             "seed": self.batches.seed,
+            "replaced": REPLACED if task_of(self.original.model).varies else 0.0,
         }
 
     def _warn_of_many_repeats(self) -> None:
@@ -132,37 +134,38 @@ class Distillation:
 
 
 class Targets:
-    """What the unpruned model does with the rows of this process, computed once and stored on disk."""
+    """What the unpruned model does with rows, and how much its outputs and states vary over those of `batches`."""
 
-    def __init__(self, original: Sites, batches: Batches, numbers: Sequence[int]) -> None:
-        self._whole = {number: batches.items[number] for number in numbers}
-        self._parts = {number: shard_rows(batch) for number, batch in self._whole.items()}
-        self._spill = Spill()
-        states, outputs, tokens = Spread(), Spread(), torch.zeros(len(batches), dtype=torch.float64)
+    def __init__(self, original: Sites, batches: Batches) -> None:
+        self._original = original
+        states, outputs = Spread(), Spread()
         with frozen(original.model), torch.no_grad():
-            for number in counted(numbers, "Running the unpruned model", "batch"):
-                if len(self._parts[number]):
-                    target = Target(*outputs_and_states(original, self._parts[number]))
-                    self._spill[f"outputs-{number}"], self._spill[f"states-{number}"] = target
-                    states.add(target.states)
+            for batch in counted(batches.items, "Running the unpruned model", "batch"):
+                if len(part := shard_rows(batch)):
+                    found = outputs_and_states(original, part)
+                    states.add(found[1])
                     if not task_of(original.model).gives_chances:
-                        outputs.add(target.outputs[None])
-                    tokens[number] = target.states.shape[1]
-        self._tokens: list[float] = add_up(tokens).tolist()
+                        outputs.add(found[0][None])
         self._variances = states.variances()
         self._scale = 1 / TEMPERATURE**2 if task_of(original.model).gives_chances else float(outputs.variances())
 
-    def loss(self, sites: Sites, number: int) -> Tensor | None:
-        """This process's part of the loss of a batch; none if it has no rows of it."""
-        part, task = self._parts[number], task_of(sites.model)
+    def loss(self, sites: Sites, batch: Batch) -> Tensor | None:
+        """This process's part of the loss of a batch of all processes; none if it has no rows of it."""
+        part, task = shard_rows(batch), task_of(sites.model)
         if not len(part):
             return None
+        with frozen(self._original.model), torch.no_grad():
+            wanted, targets = outputs_and_states(self._original, part)
         outputs, states = outputs_and_states(sites, part)
-        target = Target(self._spill[f"outputs-{number}"], self._spill[f"states-{number}"])
-        divergences = task.row_divergences(outputs, target.outputs, part, TEMPERATURE)
-        errors = (states - target.states.to(states)).square().sum((1, 2)) / self._tokens[number]  # (layers,)
-        divergence = divergences.sum() / len(self._whole[number]) / self._scale
-        return divergence + (errors / self._variances.to(errors)).mean()
+        divergences = task.row_divergences(outputs, wanted, part, TEMPERATURE)
+        tokens = states.shape[1] * _tokens(batch) / _tokens(part)  # of the whole batch
+        errors = (states - targets.to(states)).square().sum((1, 2)) / tokens  # (layers,)
+        return divergences.sum() / len(batch) / self._scale + (errors / self._variances.to(errors)).mean()
+
+
+def _tokens(batch: Batch) -> int:
+    """The real tokens of a batch; all images have as many, so that each may count as one."""
+    return int(batch.real_tokens(1).sum()) if PIXELS in batch.inputs else int(batch.real_tokens().sum())
 
 
 class Spread:

@@ -51,6 +51,7 @@ class LanguageModel(Task):
     pipeline = "text-generation"
     format = Format((*PAIRS, ("question", "context")), DOCUMENTS, (*LABELS, "answers", "ner_tags", "tags"))
     labelled = False
+    varies = False
     tokens_alike = True
     output_names = ()
 

@@ -57,6 +57,8 @@ class Task(ABC):
     """What turns a row into the model's inputs, and the class of transformers that loads it."""
     gives_chances: ClassVar[bool] = True
     """Whether outputs are logits of a distribution; otherwise they are numbers of some scale."""
+    varies: ClassVar[bool] = True
+    """Whether a distillation may replace tokens of its rows: what a language model learns is the order of its text."""
     tokens_alike: ClassVar[bool] = False
     """Whether every token is a sample of its own: tokens weigh the same in calibration, and Fisher scores add them."""
 
