@@ -31,12 +31,11 @@ class StepDisplay:
             return
         measure, bar = measure_of(self.header), self.bar
         joint = units_of(self.header) != "heads"
-        self.first = self.first or self._first(step)
         bar.name = self.part or ("Rounds" if joint else "Pruning heads")
         bar.done, bar.total = gone, limit
         left = "" if self.part else self._time_left(gone, limit)
         words = [
-            _work_left(self.first, step) if joint else "",
+            self._work_left(step) if joint else "",
             f"{measure.name} {quality_text(measure.of(step))}",
             left,
         ]
@@ -53,9 +52,11 @@ class StepDisplay:
         """The run's record, which is there before its first step."""
         return read_header(self.folder / RUN_FILE)
 
-    def _first(self, step: Step) -> Step:
-        """The unpruned model, which a run that goes on has in its journal."""
-        return step if step.step == 0 else Journal.read(self.folder).steps[0]
+    def _work_left(self, step: Step) -> str:
+        """The share of the multiplications that is left; a run that goes on has its first step in its journal."""
+        self.first = self.first or (step if step.step == 0 else Journal.read(self.folder).steps[0])
+        before, after = self.first.cost.multiplications, step.cost.multiplications
+        return f"{after / before:.1%} of the multiplications" if before and after else ""
 
     def _time_left(self, gone: int, limit: int) -> str:
         """An upper bound from the pace since the first step seen: a rule may stop earlier."""
@@ -81,9 +82,3 @@ class PartDisplay:
             self.part = part
             self.display = StepDisplay(self.folder / "parts" / str(part), self.progress, str(part))
         self.display(step, gone, limit)
-
-
-def _work_left(first: Step, step: Step) -> str:
-    """The share of the multiplications that is left."""
-    before, after = first.cost.multiplications, step.cost.multiplications
-    return f"{after / before:.1%} of the multiplications" if before and after else ""
