@@ -66,6 +66,13 @@ def test_a_step_always_gives_the_same_rows_and_another_one_others(batches):
     assert not torch.equal(one, Variations(batches)(batch, 5).inputs["input_ids"])
 
 
+def test_rows_that_have_no_token_in_common():
+    batches = ready_batches([{"input_ids": torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])}])
+    steps = [Variations(batches)(batches.items[0], step).inputs["input_ids"] for step in range(20)]
+    assert {int(token) for each in steps for token in each.flatten()} == set(range(5, 13))
+    assert any(not torch.equal(each, steps[0]) for each in steps)
+
+
 def test_choices_keep_their_shape():
     batches = ready_batches([{name: each for name, each in choice_batch(rows=8).items() if name != "labels"}])
     batch = batches.items[0]

@@ -29,8 +29,9 @@ class Variations:
     def __init__(self, batches: Batches) -> None:
         self._seed = batches.seed
         rows = [ids for batch in batches for ids in _sequences(batch)]
-        self._kept = torch.tensor(sorted(set.intersection(*(set(ids.tolist()) for ids in rows)) if rows else []))
-        tokens = torch.cat(rows) if rows else torch.zeros(0, dtype=torch.long)
+        everywhere = set.intersection(*(set(ids.tolist()) for ids in rows)) if rows else set[int]()
+        self._kept = torch.tensor(sorted(everywhere), dtype=torch.long)
+        tokens = torch.cat(rows) if rows else self._kept
         self._tokens = tokens[~torch.isin(tokens, self._kept)]
 
     def __call__(self, batch: Batch, number: int) -> Batch:
