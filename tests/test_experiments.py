@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import defaults
+import joint_tables
 import pytest
 import rankings
 import typer.main
+from journals import joint_comparison
 
 from greedy_gnorm.cli.app import app
 from greedy_gnorm.cli.options import read_yaml, typed_names
@@ -64,3 +66,25 @@ def test_the_defaults_have_a_place_in_the_results(tmp_path, monkeypatch):
     assert "| tweets | 200 | 80.00 | -1.00 (-2.00 to +0.50) |" in defaults._table("labels")
     assert defaults._table("own") == ""
     assert "<!-- defaults -->" in (rankings.DOCS / "results.md").read_text(encoding="utf-8")
+
+
+def test_joint_walks_are_added_to_those_that_were_measured_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(joint_tables, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(joint_tables, "MEASURED", tmp_path / "measured")
+    earlier = {"method": "joint-rounds", "runs": [7, 8], "unpruned": 0.9, "quality": [0.5] * 6}
+    replaced = {"method": "joint-refit", "runs": [0], "unpruned": 0.9, "quality": [0.0] * 6}
+    (tmp_path / "measured").mkdir()
+    kept = tmp_path / "measured" / "joint-films.json"
+    kept.write_text(json.dumps({"rows": 5, "walks": [replaced, earlier]}))
+    (tmp_path / "runs" / "films").mkdir(parents=True)
+    joint_comparison(tmp_path / "runs" / "films" / "joint-from-1", {"joint-refit": 2, "joint-rounds": 1})
+    joint_tables.collect("films")
+    found = json.loads(kept.read_text())
+    walks = {(walk["method"], *walk["runs"]): walk for walk in found["walks"]}
+    assert set(walks) == {("joint-refit", 0), ("joint-refit", 1), ("joint-rounds", 7, 8), ("joint-rounds", 10)}
+    assert walks["joint-refit", 0]["unpruned"] == 0.8
+    assert walks["joint-refit", 0]["quality"] == sorted(walks["joint-refit", 0]["quality"], reverse=True)
+    text = joint_tables.table(found["rows"], found["walks"])
+    assert "Unpruned 80.00 and 90.00" in text
+    mean = (2 * 0.5 + walks["joint-rounds", 10]["quality"][0]) / 3
+    assert f"| joint-rounds | 3 | {100 * mean:.1f} (" in text
