@@ -2,13 +2,14 @@
 
 Both run the same work in turn on one machine, each in processes of its own: scoring passes and the walk of 144 heads at
 BERT-base's shape, and a comparison of the paper's five methods with MODEL and DATA. REVISION is checked out from git
-into a temporary folder. All figures are in plain forward passes timed beside the work; the table goes to
-docs/performance.md. One thread, so that each version has a core of its own on a shared machine.
+into a temporary folder. All figures are in plain forward passes timed beside the work, with one thread. They are kept
+in runs/, and the table in docs/performance.md is written after each of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -71,28 +72,37 @@ def checked_out(revision: str) -> Iterator[Path]:
             subprocess.run(["git", "worktree", "remove", "--force", str(tree)], check=True, cwd=HERE)
 
 
+def table(found: dict[str, list[list[float]]], revision: str) -> str:
+    """What was measured so far, all repeats of it."""
+    cells = [
+        [
+            name,
+            *(
+                " and ".join(f"{value:.{0 if value > 10 else 2}f}" for value in each)
+                for each in zip(*both, strict=True)
+            ),
+        ]
+        for name, both in found.items()
+    ]
+    return "1 thread.\n\n" + as_markdown(["work, in plain forward passes", f"before ({revision})", "now"], cells)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("revision")
     parser.add_argument("model")
     parser.add_argument("data")
     given = parser.parse_args()
-    cells: list[list[str]] = []
     kept = HERE / "runs" / f"versions-{given.revision}.json"
-    known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    found = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    todo = works(str(Path(given.model).resolve()), str(Path(given.data).resolve()))
     with checked_out(given.revision) as before:
-        for name, work in works(str(Path(given.model).resolve()), str(Path(given.data).resolve())).items():
-            found = known.setdefault(name, [])
-            while len(found) < REPEATS:
-                found.append([work(tree) for tree in (before, HERE)])
+        for repeat, (name, work) in itertools.product(range(1, REPEATS + 1), todo.items()):
+            if len(found.get(name, [])) < repeat:
+                found.setdefault(name, []).append([work(tree) for tree in (before, HERE)])
                 kept.parent.mkdir(exist_ok=True)
-                kept.write_text(json.dumps(known), encoding="utf-8")
-                print(name, found, flush=True)
-            columns = list(zip(*found, strict=True))
-            spread = [" and ".join(f"{value:.{0 if value > 10 else 2}f}" for value in column) for column in columns]
-            cells.append([name, *spread])
-    header = ["work, in plain forward passes", f"before ({given.revision})", "now"]
-    write("performance.md", "versions", f"1 thread, {REPEATS} repeats.\n\n" + as_markdown(header, cells))
+                kept.write_text(json.dumps(found), encoding="utf-8")
+                write("performance.md", "versions", table(found, given.revision))
 
 
 if __name__ == "__main__":
