@@ -98,6 +98,34 @@ def test_an_error_is_shown_once_and_ends_all(place, tmp_path):
     assert "'x'" in err
 
 
+SLOW_TO_FAIL = """
+import os, time
+if os.environ.get("RANK") == "1":
+    from greedy_gnorm.passes import processes
+    gathered = processes.gather
+    def gather(value):
+        found = gathered(value)
+        if any(isinstance(each, str) and "label" in each for each in found):
+            open("slow", "w").close()
+            time.sleep(5)
+        return found
+    processes.gather = gather
+"""
+
+
+def test_a_worker_that_is_ended_before_it_could_report_says_nothing(place, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(SLOW_TO_FAIL)
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(tmp_path))
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, [*tiny_rows(120), {"text": "a", "label": "x"}])))
+    arguments = comparing(place, tmp_path / "run", "--workers", 2)
+    arguments[arguments.index("--data") + 1] = str(tmp_path / "rows.jsonl")
+    running = gnorm(arguments, cwd=tmp_path)
+    _, err = running.communicate(timeout=120)
+    assert (tmp_path / "slow").exists()
+    assert running.returncode == 2
+    assert err.count("Error:") == 1
+
+
 def test_the_number_is_checked(place, tmp_path, capsys):
     assert main(comparing(place, tmp_path / "run", "--workers", 0)) == 2
     assert "--workers" in capsys.readouterr().err

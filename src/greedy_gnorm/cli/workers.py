@@ -39,7 +39,7 @@ def workers(count: int, arguments: Sequence[str]) -> Iterator[None]:
         from greedy_gnorm.passes.processes import process_group  # loads torch, which reads the number of threads
 
         try:
-            with Interrupts(), process_group(say):
+            with Interrupts(), process_group(say, started_others=True):
                 yield
         except BaseException:
             for other in others:

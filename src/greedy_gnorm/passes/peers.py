@@ -165,14 +165,14 @@ class Peers:
                 self._changed.wait_for(lambda: self._first_left, LINGER)
 
     def report(self, reason: str) -> bool:
-        """Say why this process fails, and wait until the first process has ended; whether that one shows the error."""
+        """Say why this process fails, and wait until the first one needs no other; whether that one shows the error."""
         with self._changed:
             self._interrupts = False
             self._channel.send({"failed": reason})
             self._changed.wait_for(lambda: self._first_knows or self._closed, LINGER)
             if self._rank == 0 or not self._first_knows:
                 return False
-            return self._changed.wait_for(lambda: self._closed, LINGER)
+            return self._changed.wait_for(lambda: self._closed or self._first_left, LINGER)
 
     def _listen(self) -> None:
         """Follow what the coordinator says until the first process ends."""

@@ -33,8 +33,11 @@ NOTICE = 10.0
 
 
 @contextmanager
-def process_group(say: Callable[[str], None]) -> Iterator[None]:
-    """Join the processes that the launcher started, if there are any; they leave or fail together."""
+def process_group(say: Callable[[str], None], *, started_others: bool = False) -> Iterator[None]:
+    """Join the processes that the launcher started, if there are any; they leave or fail together.
+
+    Where the first process started the others itself, their end does not end it, so they need not wait for it.
+    """
     if not launched() or distributed.is_initialized():
         yield
         return
@@ -64,6 +67,8 @@ def process_group(say: Callable[[str], None]) -> Iterator[None]:
                 # Another process failed just when this one did, and interrupts it; or the first one, which shows the
                 # error, ends the others
                 final = _reported(error, peers) if is_first() else ShownElsewhere(str(error))
+            if started_others:
+                peers.leave()
             if final is error:
                 raise
             raise final from error
