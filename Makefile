@@ -75,6 +75,8 @@ experiments: $(READY)
 	$(BIN)/python experiments/offline.py
 	$(BIN)/python experiments/offline.py --joint
 	$(BIN)/python experiments/joint_tables.py
+	$(BIN)/python experiments/heads.py
+	$(BIN)/python experiments/heads.py --fitted
 	for way in labels own heads; do $(BIN)/python experiments/defaults.py $$way || exit 1; done
 
 clean:

@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 
 import defaults
+import heads
 import joint_tables
 import pytest
 import rankings
 import typer.main
-from journals import joint_comparison
+from journals import comparison, joint_comparison
 
 from greedy_gnorm.cli.app import app
 from greedy_gnorm.cli.options import read_yaml, typed_names
+from greedy_gnorm.comparison.analysis import read_comparison
 from greedy_gnorm.pruning.methods import methods_named
 from greedy_gnorm.settings import COMPARING, COMPRESSING, Settings
 
@@ -66,6 +68,29 @@ def test_the_defaults_have_a_place_in_the_results(tmp_path, monkeypatch):
     assert "| tweets | 200 | 80.00 | -1.00 (-2.00 to +0.50) |" in defaults._table("labels")
     assert defaults._table("own") == ""
     assert "<!-- defaults -->" in (rankings.DOCS / "results.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+@pytest.mark.parametrize("name", heads.NAMES)
+def test_the_record_of_heads_can_be_made(name, fitted):
+    given = heads.settings(name, fitted)
+    assert len(methods_named(given.pop("methods"))) >= 4
+    assert given.pop("runs") == given.pop("trajectories") == 5
+    assert set(given) <= set(COMPARING)
+    Settings.of(given)
+
+
+def test_the_record_of_heads_has_a_place_in_the_results(tmp_path, monkeypatch):
+    found = heads.summary(read_comparison(comparison(tmp_path / "run", {"greedy-gnorm": 2, "random": 3})))
+    assert found["rows"] == 50
+    assert [row[:2] for row in found["cells"]] == [["greedy-gnorm", "2"], ["random", "3"]]
+    monkeypatch.setattr(heads, "MEASURED", tmp_path)
+    (tmp_path / "heads-tweets.json").write_text(json.dumps(found), encoding="utf-8")
+    assert "#### Tweets" in heads.tables(fitted=False)
+    assert "| greedy-gnorm | 2 | 0.960 |" in heads.tables(fitted=False)
+    assert heads.tables(fitted=True) == ""
+    for place in ("<!-- heads -->", "<!-- heads-fitted -->"):
+        assert place in (rankings.DOCS / "results.md").read_text(encoding="utf-8")
 
 
 def test_joint_walks_are_added_to_those_that_were_measured_before(tmp_path, monkeypatch):

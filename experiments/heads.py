@@ -1,0 +1,106 @@
+"""The record of head pruning: python experiments/heads.py [--fitted] [NAME ...]
+
+Methods that remove heads are compared on the classifiers of experiments/offline: five scoring samples, quality after
+every six heads (after every head of ALBERT) on all test rows, or on as many as ROWS says. With --fitted, least squares
+fits what is left after every six heads. What was measured is kept in experiments/measured, and the tables of
+docs/results.md are written after each comparison; one that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+import yaml
+from offline import HERE, RUNS, SHARED, classifier, tell
+
+import greedy_gnorm as gg
+from greedy_gnorm.comparison.analysis import Comparison, read_comparison
+from greedy_gnorm.records.files import write_json
+from greedy_gnorm.report.tables import as_markdown
+
+sys.path.insert(0, str(HERE.parent / "benchmarks"))
+
+from pages import write
+
+MEASURED = HERE / "measured"
+NAMES = ("financial", "tweets", "inference", "languages", "reactions")
+ROWS = {"reactions": 1000}
+"""Evaluation rows where all of them would take hours."""
+SAMPLES = {"runs": 5, "trajectories": 5, "samples": 64}
+PLAIN = {
+    "methods": "paper,gnorm-static,gnorm-plus-greedy,michel-greedy,fisher-greedy,kl-fisher-greedy",
+    "points": 12,
+}
+FITTED = {
+    "methods": "greedy-gnorm,fisher-greedy,reconstruction-loss-greedy,random",
+    "recover": "least-squares",
+    "calibration_tokens": 16384,
+}
+SHOWN = ("method", "runs", "before", "at 25%", "at 50%", "at 75%", "at 81%", "mean")
+
+
+def measure(name: str, fitted: bool) -> None:
+    """Compare the methods on one classifier, and keep the table."""
+    kept = MEASURED / f"{_kind(fitted)}-{name}.json"
+    if kept.exists():
+        return
+    plan = yaml.safe_load((HERE / "offline" / f"{name}.yaml").read_text(encoding="utf-8"))
+    folder, data = RUNS / name, SHARED / "data" / plan["data"]
+    model = classifier(plan, data, folder / "classifier")
+    out = folder / _kind(fitted)
+    gg.compare(str(model), str(data), out=out, resume=True, on_step=tell, **settings(name, fitted))
+    write_json(kept, summary(read_comparison(out)))
+
+
+def settings(name: str, fitted: bool) -> dict[str, Any]:
+    """How the methods are compared on a task."""
+    common = {**SAMPLES, "eval_samples": ROWS.get(name)}
+    return {**common, **FITTED, "heads_per_step": 1 if name == "reactions" else 6} if fitted else {**common, **PLAIN}
+
+
+def summary(comparison: Comparison) -> dict[str, Any]:
+    """The methods by quality along the curve, and the time of all walks."""
+    header, cells = comparison.summary
+    places = [header.index(name) for name in SHOWN]
+    steps = [step for walks in comparison.curves.values() for walk in walks for step in walk]
+    return {
+        "rows": comparison.header["data"]["evaluation"]["rows"],
+        "minutes": sum(sum(step.seconds.values()) for step in steps) / 60,
+        "cells": [[row[place] for place in places] for row in cells],
+    }
+
+
+def tables(fitted: bool) -> str:
+    """A table for each task that was measured."""
+    parts = []
+    for name in NAMES:
+        path = MEASURED / f"{_kind(fitted)}-{name}.json"
+        if path.exists():
+            found = json.loads(path.read_text(encoding="utf-8"))
+            told = f"{found['rows']:,} rows; the walks took {found['minutes']:.0f} minutes."
+            parts.append(f"#### {name.capitalize()}\n\n{told}\n\n{as_markdown(list(SHOWN), found['cells'])}")
+    return "\n".join(parts)
+
+
+def _kind(fitted: bool) -> str:
+    return "heads-fitted" if fitted else "heads"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*NAMES, []], help="which classifiers; all by default")
+    parser.add_argument("--fitted", action="store_true", help="fit what is left by least squares")
+    given = parser.parse_args()
+    for name in given.names or NAMES:
+        start = time.monotonic()
+        measure(name, given.fitted)
+        print(f"{name}: {time.monotonic() - start:.0f} s")
+        write("results.md", _kind(given.fitted), tables(given.fitted))
+
+
+if __name__ == "__main__":
+    main()
