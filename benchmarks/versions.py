@@ -35,7 +35,7 @@ ours(), forward()
 times = [(speed.seconds(ours), speed.seconds(forward)) for _ in range(5)]
 print(min(own for own, _ in times) / min(unit for _, unit in times))
 """
-WALK = "import speed; print(speed.trajectory(speed.bert(), speed.sentences(64, 10, 32))[0])"
+WALK = "import speed; print(speed.trajectory(speed.bert(), speed.sentences(24, 10, 32))[0])"
 
 
 def printed(tree: Path, code: str, *arguments: int) -> float:
@@ -53,7 +53,7 @@ def works(model: str, data: str) -> dict[str, Callable[[Path], float]]:
         "one scoring pass, 64 sentences of 10 to 32 tokens": lambda tree: printed(tree, PASS, 64, 10, 32),
         "one scoring pass, 16 sentences of 128 tokens": lambda tree: printed(tree, PASS, 16, 128, 128),
         "one scoring pass, 4 sentences of 512 tokens": lambda tree: printed(tree, PASS, 4, 512, 512),
-        "a step of 144, score and accuracy on 64 sentences": lambda tree: printed(tree, WALK),
+        "a step of 144, score and accuracy on 24 sentences": lambda tree: printed(tree, WALK),
         "a comparison of five methods, quality after each head": lambda tree: (
             compared(model, data, [], tree, threads=1)[0] / forward_seconds(model, data, threads=1)
         ),

@@ -67,7 +67,7 @@ def lives(number):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_worker_outlives_the_command(number, place, tmp_path):
     out = tmp_path / "run"
-    running = gnorm(comparing(place, out, "--workers", 2, "--trajectories", 40))
+    running = gnorm(comparing(place, out, "--workers", 2, "--trajectories", 12))
     while not any(path.read_text().count("\n") > 1 for path in out.glob("parts/*/journal.jsonl")):
         assert running.poll() is None, running.communicate()[1]
         time.sleep(0.01)
@@ -81,10 +81,10 @@ def test_no_worker_outlives_the_command(number, place, tmp_path):
     assert not lives(worker)
     if number == signal.SIGTERM:
         assert "--resume" in err
-    again = gnorm(comparing(place, out, "--workers", 2, "--trajectories", 40, "--resume"))
+    again = gnorm(comparing(place, out, "--workers", 2, "--trajectories", 12, "--resume"))
     _, err = again.communicate(timeout=300)
     assert again.returncode == 0, err[-3000:]
-    assert len(walks(out)) == 42
+    assert len(walks(out)) == 14
 
 
 def test_an_error_is_shown_once_and_ends_all(place, tmp_path):
