@@ -1,9 +1,9 @@
 """What an earlier version and this one cost, in one table: python benchmarks/versions.py REVISION MODEL DATA
 
-Both run the same work in turn on one machine, each in processes of its own: scoring passes and the walk of 144 heads at
-BERT-base's shape, and a comparison of the paper's five methods with MODEL and DATA. REVISION is checked out from git
-into a temporary folder. All figures are in plain forward passes timed beside the work, with one thread. They are kept
-in runs/, and the table in docs/performance.md is written after each of them.
+Both run the same work in turn on one machine, each in processes of its own: scoring passes at BERT-base's shape, and
+with MODEL and DATA the removal of all heads and a comparison of the paper's five methods. REVISION is checked out from
+git into a temporary folder. All figures are in plain forward passes timed beside the work, with one thread. They are
+kept in runs/, and the table in docs/performance.md is written after each of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ ours(), forward()
 times = [(speed.seconds(ours), speed.seconds(forward)) for _ in range(5)]
 print(min(own for own, _ in times) / min(unit for _, unit in times))
 """
-WALK = "import speed; print(speed.trajectory(speed.bert(), speed.sentences(24, 10, 32))[0])"
 
 
 def printed(tree: Path, code: str, *arguments: int) -> float:
@@ -53,11 +52,25 @@ def works(model: str, data: str) -> dict[str, Callable[[Path], float]]:
         "one scoring pass, 64 sentences of 10 to 32 tokens": lambda tree: printed(tree, PASS, 64, 10, 32),
         "one scoring pass, 16 sentences of 128 tokens": lambda tree: printed(tree, PASS, 16, 128, 128),
         "one scoring pass, 4 sentences of 512 tokens": lambda tree: printed(tree, PASS, 4, 512, 512),
-        "a step of 144, score and accuracy on 24 sentences": lambda tree: printed(tree, WALK),
+        "a step of `gnorm prune`, 64 rows to score on and 64 to evaluate on": lambda tree: (
+            step_seconds(model, data, tree) / forward_seconds(model, data, threads=1)
+        ),
         "a comparison of five methods, quality after each head": lambda tree: (
             compared(model, data, [], tree, threads=1)[0] / forward_seconds(model, data, threads=1)
         ),
     }
+
+
+def step_seconds(model: str, data: str, tree: Path) -> float:
+    """The mean time of a step of a version that removes all heads one by one."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        command = [sys.executable, "-m", "greedy_gnorm", "prune", model, "--data", data, "--out", str(out), "--quiet"]
+        options = ["--samples", "64", "--eval-samples", "64", "--stop", "all", "--no-latency"]
+        environment = environment_of(tree, threads=1)
+        subprocess.run([*command, *options], check=True, capture_output=True, env=environment)
+        steps = [json.loads(line) for line in (out / "journal.jsonl").read_text(encoding="utf-8").splitlines()]
+    return sum(sum(step["seconds"].values()) for step in steps) / (len(steps) - 1)
 
 
 @contextmanager
