@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
-from offline import HERE, RUNS, SHARED, classifier
+from offline import HERE, RUNS, classifier_of
 
 import greedy_gnorm as gg
 from greedy_gnorm.data.batches import Batches
@@ -80,11 +79,9 @@ def measure(way: str, name: str) -> None:
     found = MEASURED / f"{name}-{way}.json"
     if found.exists():
         return
-    plan = yaml.safe_load((HERE / "offline" / f"{name}.yaml").read_text(encoding="utf-8"))
-    folder, data = RUNS / name, SHARED / "data" / plan["data"]
-    model = classifier(plan, data, folder / "classifier")
+    model, data = classifier_of(name)
     prune = gg.prune if way == "heads" else gg.compress
-    run = prune(str(model), str(data), out=folder / f"defaults-{way}", resume=True, **WAYS[way].settings)
+    run = prune(str(model), str(data), out=RUNS / name / f"defaults-{way}", resume=True, **WAYS[way].settings)
     rows = evaluation_batches(run.unpruned, run.tokenizer, task_of(run.unpruned), str(data), Settings())
     before = row_statistics(find_sites(copy.deepcopy(run.unpruned).float()), rows)
     results = {}

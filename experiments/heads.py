@@ -14,8 +14,8 @@ import sys
 import time
 from typing import Any
 
-import yaml
-from offline import HERE, RUNS, SHARED, classifier, tell
+from defaults import MEASURED, NAMES
+from offline import HERE, RUNS, classifier_of, tell
 
 import greedy_gnorm as gg
 from greedy_gnorm.comparison.analysis import Comparison, read_comparison
@@ -26,8 +26,6 @@ sys.path.insert(0, str(HERE.parent / "benchmarks"))
 
 from pages import write
 
-MEASURED = HERE / "measured"
-NAMES = ("financial", "tweets", "inference", "languages", "reactions")
 ROWS = {"reactions": 1000}
 """Evaluation rows where all of them would take hours."""
 SAMPLES = {"runs": 5, "trajectories": 5, "samples": 64}
@@ -48,10 +46,8 @@ def measure(name: str, fitted: bool) -> None:
     kept = MEASURED / f"{_kind(fitted)}-{name}.json"
     if kept.exists():
         return
-    plan = yaml.safe_load((HERE / "offline" / f"{name}.yaml").read_text(encoding="utf-8"))
-    folder, data = RUNS / name, SHARED / "data" / plan["data"]
-    model = classifier(plan, data, folder / "classifier")
-    out = folder / _kind(fitted)
+    model, data = classifier_of(name)
+    out = RUNS / name / _kind(fitted)
     gg.compare(str(model), str(data), out=out, resume=True, on_step=tell, **settings(name, fitted))
     write_json(kept, summary(read_comparison(out)))
 

@@ -100,6 +100,13 @@ def compress(model: Path, data: Path, folder: Path, shares: list[float], **setti
         print((out / "eval" / "eval.md").read_text(encoding="utf-8"))
 
 
+def classifier_of(name: str) -> tuple[Path, Path]:
+    """The folder of the trained classifier of one experiment, and its data."""
+    plan = yaml.safe_load((HERE / "offline" / f"{name}.yaml").read_text(encoding="utf-8"))
+    data = SHARED / "data" / plan["data"]
+    return classifier(plan, data, RUNS / name / "classifier"), data
+
+
 def classifier(plan: dict[str, Any], data: Path, folder: Path) -> Path:
     """The folder of the trained classifier: one of shared/models as it is, or fine-tuned, once, into `folder`."""
     if "classifier" in plan:
