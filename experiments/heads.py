@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE.parent / "benchmarks"))
 
 from pages import write
 
-ROWS = {"reactions": 1000}
+ROWS = {"inference": 1000, "languages": 1000, "reactions": 1000}
 """Evaluation rows where all of them would take hours."""
 SAMPLES = {"runs": 5, "trajectories": 5, "samples": 64}
 PLAIN = {
