@@ -14,6 +14,7 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
 from defaults import MEASURED, NAMES
 from offline import HERE, RUNS, classifier_of, tell
 
@@ -38,7 +39,7 @@ FITTED = {
     "recover": "least-squares",
     "calibration_tokens": 16384,
 }
-SHOWN = ("method", "runs", "before", "at 25%", "at 50%", "at 75%", "at 81%", "mean")
+SHOWN = ("method", "runs", "before", "at 25%", "at 50%", "at 75%", "at 81%", "mean", "scoring, forwards")
 
 
 def measure(name: str, fitted: bool) -> None:
@@ -59,14 +60,28 @@ def settings(name: str, fitted: bool) -> dict[str, Any]:
 
 
 def summary(comparison: Comparison) -> dict[str, Any]:
-    """The methods by quality along the curve, and the time of all walks."""
+    """The methods by quality along the curve and what their scores cost, their means, and the time of all walks."""
     header, cells = comparison.summary
-    places = [header.index(name) for name in SHOWN]
+    places = [header.index(name) for name in SHOWN[:-1]]
+    mean = next(column for column in comparison.columns if column.name == "mean")
     steps = [step for walks in comparison.curves.values() for walk in walks for step in walk]
+    costs = scoring_forwards(comparison)
     return {
         "rows": comparison.header["data"]["evaluation"]["rows"],
         "minutes": sum(sum(step.seconds.values()) for step in steps) / 60,
-        "cells": [[row[place] for place in places] for row in cells],
+        "means": mean.means(comparison),
+        "cells": [[*(row[place] for place in places), f"{costs[row[0]]:.0f}"] for row in cells],
+    }
+
+
+def scoring_forwards(comparison: Comparison) -> dict[str, float]:
+    """What the scores of a walk cost, in evaluations of as many rows by the unpruned model."""
+    data, curves = comparison.header["data"], comparison.curves
+    evaluations = [walk[0].seconds["evaluate"] for walks in curves.values() for walk in walks]
+    forward = np.median(evaluations) / data["evaluation"]["rows"] * data["scoring"]["rows"]
+    return {
+        method: float(np.mean([sum(step.seconds.get("score", 0.0) for step in walk) for walk in walks]) / forward)
+        for method, walks in curves.items()
     }
 
 

@@ -218,6 +218,12 @@ def test_targets_that_can_not_be_reached_say_what_can(targets, message):
         parse_budget(Settings.of(targets), costs, sites, sites.survivors())
 
 
+@pytest.mark.parametrize("target", [{"latency": "fast"}, {"size": "30XB"}, {"params": "few"}])
+def test_targets_that_can_not_be_read_are_refused_before_anything_is_loaded(target):
+    with pytest.raises(gg.GnormError, match=f"{next(iter(target))} .*: write a"):
+        gg.compress("no model is here", "nor are rows", **target)
+
+
 def test_several_targets_are_all_reached():
     sites = find_sites(tiny_model("bert"))
     costs, scores = Costs(sites, 4, SHAPE), random_scores(sites)

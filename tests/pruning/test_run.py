@@ -248,8 +248,10 @@ def test_a_run_resumed_ends_like_one_that_was_never_stopped(options, torn, tmp_p
     assert weights[0] == weights[1]
 
 
-def test_resuming_a_finished_run_changes_nothing_and_an_empty_folder_begins_one(tmp_path):
-    first = run(out=tmp_path / "run", resume=True)
+def test_resuming_a_finished_run_changes_nothing_and_an_empty_folder_begins_one(tmp_path, caplog):
+    with caplog.at_level("INFO", "greedy_gnorm"):
+        first = run(out=tmp_path / "run", resume=True)
+    assert "holds no run to resume: starting from the beginning" in caplog.text
     before = (tmp_path / "run" / "journal.jsonl").read_bytes()
     again = run(out=tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "journal.jsonl").read_bytes() == before
@@ -265,8 +267,8 @@ def test_another_run_is_refused_not_overwritten(tmp_path):
     for changed, message in (
         ({"stop": "heads=2"}, "stop was"),
         ({"seed": 1}, "seed was 0 and is now 1"),
-        ({"model": tiny_model("bert", num_hidden_layers=2, seed=9)}, "model was"),
-        ({"eval_data": [tiny_batch(seed=7)]}, "evaluation rows was"),
+        ({"model": tiny_model("bert", num_hidden_layers=2, seed=9)}, "the weights of the model differ"),
+        ({"eval_data": [tiny_batch(seed=7)]}, "the evaluation rows differ[.]"),
     ):
         with pytest.raises(gg.RunFolderError, match=f"another run: {message}"):
             run(**{"out": folder, "resume": True, "stop": "heads=1", **changed})

@@ -102,7 +102,7 @@ def test_changed_data_of_the_same_time_is_other_data(call, half, rows, capsys):
     os.utime(rows, ns=(time, time))
     code, err = resumed(call, half, capsys)
     assert code == 2
-    assert "rows was" in err
+    assert "rows differ" in err
 
 
 def test_a_folder_is_replaced_whole(tmp_path, monkeypatch):

@@ -124,18 +124,28 @@ def _targets(given: Settings, start: Cost) -> Iterator[Target]:
     if given.latency is not None:
         yield Target(f"--latency {given.latency}", "milliseconds", milliseconds(given.latency))
     if given.params is not None:
-        yield Target(f"--params {given.params}", "parameters", _share_or_count(given.params, start.parameters))
+        value = _share_or_count(given.params)
+        limit = value * start.parameters if value < 1 else value
+        yield Target(f"--params {given.params}", "parameters", limit)
     if given.size is not None:
         yield Target(f"--size {given.size}", "bytes", _bytes(given.size))
 
 
-def _share_or_count(text: str, total: int) -> float:
+def check_targets(given: Settings) -> None:
+    """Refuse targets that can't be read, before anything is loaded."""
+    for text, read in ((given.latency, milliseconds), (given.params, _share_or_count), (given.size, _bytes)):
+        if text is not None:
+            read(text)
+
+
+def _share_or_count(text: str) -> float:
+    """A share of the parameters if it is below 1, else a number of them."""
     value = amount(text, {"": 1, "%": 0.01, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9})
     if value is None:
         raise GnormError(f"params {text!r}: write a share of the parameters, such as 0.6, or a number, such as 80M.")
     if value == 1:
         raise GnormError(f"params {text!r}: a share must be below 1.")
-    return value * total if value < 1 else value
+    return value
 
 
 def milliseconds(text: str) -> float:

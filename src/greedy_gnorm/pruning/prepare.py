@@ -35,7 +35,7 @@ from greedy_gnorm.passes.calibration import Calibration
 from greedy_gnorm.passes.evaluation import LABELS, with_drawn_labels, with_predictions
 from greedy_gnorm.passes.processes import shard
 from greedy_gnorm.phases import phase
-from greedy_gnorm.pruning.budget import Budget, parse_budget
+from greedy_gnorm.pruning.budget import Budget, check_targets, parse_budget
 from greedy_gnorm.pruning.costs import Costs, Times, measured_times, shape_for
 from greedy_gnorm.pruning.loop import Plan, Protection
 from greedy_gnorm.pruning.methods import DISTILL, METHODS, Method, resolve_method
@@ -73,6 +73,7 @@ def prepare_run(
 ) -> Prepared:
     """Load and check the inputs of a run, and plan it; `times` are those that a run to be resumed has measured."""
     method, score, objective = resolve_method(settings)
+    check_targets(settings)
     given_model = model
     model, tokenizer = load_inputs(model, tokenizer, settings, units_for(settings))
     if method.swap:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from greedy_gnorm.records import schema
 from greedy_gnorm.records.files import RESUME, is_leftover, locked, write_json, writing_to
 from greedy_gnorm.units import SiteInfo, Step
 
+log = logging.getLogger("greedy_gnorm")
 RUN_FILE = "run.json"
 JOURNAL_FILE = "journal.jsonl"
 EXPERIMENT_FILE = "experiment.json"
@@ -108,6 +110,8 @@ def check_folder(folder: Path, record: str, what: str, *, resume: bool) -> None:
         raise RunFolderError(f"{folder} already holds a {what}: continue it with --resume, or use another folder.")
     if held and record not in held:
         raise RunFolderError(f"{folder} is not empty and holds no {what}: use another folder.")
+    if resume and not held:
+        log.info(f"{folder} holds no {what} to resume: starting from the beginning.")
 
 
 def read_header(path: Path, shape: Mapping[str, Any] = schema.RUN) -> dict[str, Any]:
@@ -189,9 +193,16 @@ def _trains_on(name: str, settings: Mapping[str, Any]) -> bool:
 
 def check_same(what: str, folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse a folder that holds another run or comparison, and say what differs."""
-    found = [f"{name} was {old!r} and is now {new!r}" for name, old, new in differences(identity(was), identity(now))]
+    found = [_in_words(*each) for each in differences(identity(was), identity(now))]
     if found:
         raise RunFolderError(f"{folder} holds another {what}: {'; '.join(found)}. Use another folder.")
+
+
+def _in_words(name: str, old: Any, new: Any) -> str:
+    """What differs between two runs; fingerprints would tell nobody anything."""
+    if name.startswith("model"):
+        return f"the {'weights' if name == 'model' else 'settings'} of the model differ"
+    return f"the {name} differ" if name.endswith(" rows") else f"{name} was {old!r} and is now {new!r}"
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
