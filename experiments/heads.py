@@ -1,8 +1,8 @@
 """The record of head pruning: python experiments/heads.py [--fitted] [NAME ...]
 
-Methods that remove heads are compared on the classifiers of experiments/offline: five scoring samples, quality after
-every six heads (after every head of ALBERT) on all test rows, or on as many as ROWS says. With --fitted, least squares
-fits what is left after every six heads. What was measured is kept in experiments/measured, and the tables of
+Methods that remove heads are compared on the classifiers of experiments/offline: five scoring samples, quality at ten
+points of the curve (after every head of ALBERT) on all test rows, or on as many as ROWS says. With --fitted, six heads
+are removed at a time, and least squares fits what is left. What was measured is kept in experiments/measured, and the tables of
 docs/results.md are written after each comparison; one that was interrupted goes on.
 """
 
@@ -29,11 +29,8 @@ from pages import write
 
 ROWS = {"inference": 1000, "languages": 1000, "reactions": 1000}
 """Evaluation rows where all of them would take hours."""
-SAMPLES = {"runs": 5, "trajectories": 5, "samples": 64}
-PLAIN = {
-    "methods": "paper,gnorm-static,gnorm-plus-greedy,michel-greedy,fisher-greedy,kl-fisher-greedy",
-    "points": 12,
-}
+SAMPLES = {"runs": 5, "trajectories": 5, "samples": 32}
+PLAIN = {"methods": "paper,gnorm-static,gnorm-plus-greedy,fisher-greedy", "points": 6}
 FITTED = {
     "methods": "greedy-gnorm,fisher-greedy,reconstruction-loss-greedy,random",
     "recover": "least-squares",
