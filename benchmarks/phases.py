@@ -1,6 +1,7 @@
-"""What `gnorm prune` spends its time on: python benchmarks/phases.py writes to docs/performance.md.
+"""What a command spends its time on: python benchmarks/phases.py [MODEL DATA] writes to docs/performance.md.
 
-The command, with its defaults, on the demo's classifier, in a process of its own. Long work names its phases, and time
+`gnorm prune` with its defaults on the demo's classifier or, with a model and data, the comparison of
+benchmarks/comparison.py with `--points 6`, in a process of its own. Long work names its phases, and time
 is added up by the innermost one. Scoring, evaluating, testing and measuring speed are passes over rows; everything else
 is around them.
 """
@@ -52,24 +53,36 @@ def _measure_here(begun: float, arguments: list[str]) -> None:
     print(json.dumps(spent))
 
 
-def main() -> None:
-    from pages import write  # here, so that the measured process starts with as little as the command does
-
-    from greedy_gnorm.demo import prepare
+def table(spent: dict[str, float]) -> str:
+    """The phases by their share of the time."""
     from greedy_gnorm.report.tables import as_markdown
 
-    assets = prepare()
-    with tempfile.TemporaryDirectory() as folder:
-        spent = measured(["prune", str(assets.model), "--data", str(assets.data), "--quiet", "--out", f"{folder}/run"])
     total = sum(spent.values())
-    outside = 1 - sum(spent.get(name, 0.0) for name in PASSES) / total
     cells = [[name, f"{value / total:.0%}"] for name, value in sorted(spent.items(), key=lambda item: -item[1])]
+    return as_markdown(["phase", "share of the time"], cells)
+
+
+def main(model: str | None, data: str | None) -> None:
+    from comparison import SETTINGS  # here, so that the measured process starts with as little as the command does
+    from pages import write
+
+    from greedy_gnorm.demo import prepare
+
+    with tempfile.TemporaryDirectory() as folder:
+        shown = ["--quiet", "--out", f"{folder}/run"]
+        if model and data:
+            spent = measured(["compare", model, "--data", data, *SETTINGS, "--points", "6", *shown])
+            write("performance.md", "comparison-phases", table(spent))
+            return
+        assets = prepare()
+        spent = measured(["prune", str(assets.model), "--data", str(assets.data), *shown])
+    outside = 1 - sum(spent.get(name, 0.0) for name in PASSES) / sum(spent.values())
     told = f"{outside:.0%} of the time is outside of passes (to reach: at most 33 %).\n\n"
-    write("performance.md", "phases", told + as_markdown(["phase", "share of the time"], cells))
+    write("performance.md", "phases", told + table(spent))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--here"]:
         _measure_here(float(sys.argv[2]), sys.argv[3:])
     else:
-        main()
+        main(*(sys.argv[1:] or (None, None)))
