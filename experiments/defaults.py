@@ -2,9 +2,9 @@
 
 Each classifier of experiments/offline is compressed in 20 rounds, and the rounds that are nearest to some shares of the
 multiplications are measured on all test rows; the last ones also after distillation. WAY is `labels` (the default: down
-to a quarter), `own` (down to 15 %, with labels drawn from the unpruned model) or `heads` (`gnorm prune`: six heads at a
-time, fitted, until 80 % are gone). What was measured is kept in experiments/measured. At the end, and with `tables` for
-WAY, the tables of docs/results.md are written.
+to a quarter), `own` (down to 15 %, with labels drawn from the unpruned model) or `heads` (`gnorm prune`: a twelfth of
+the heads at a time, fitted, until 80 % are gone). What was measured is kept in experiments/measured. At the end, and
+with `tables` for WAY, the tables of docs/results.md are written.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ STEPS = 300
 """Steps of distillation."""
 
 
+def heads_at_once(name: str) -> int:
+    """Heads that are removed before the next fit: a twelfth of them, or one of ALBERT's eight."""
+    return 1 if name == "reactions" else 6
+
+
 @dataclass(frozen=True)
 class Way:
     """How a classifier is pruned, and which of its steps are measured."""
@@ -66,7 +71,6 @@ WAYS = {
         {
             "method": "reconstruction-loss-greedy",
             "recover": "least-squares",
-            "heads_per_step": 6,
             "stop": "fraction=0.8",
         },
         (0.5, 0.8),
@@ -80,8 +84,10 @@ def measure(way: str, name: str) -> None:
     if found.exists():
         return
     model, data = classifier_of(name)
-    prune = gg.prune if way == "heads" else gg.compress
-    run = prune(str(model), str(data), out=RUNS / name / f"defaults-{way}", resume=True, **WAYS[way].settings)
+    prune, settings = gg.compress, WAYS[way].settings
+    if way == "heads":
+        prune, settings = gg.prune, {**settings, "heads_per_step": heads_at_once(name)}
+    run = prune(str(model), str(data), out=RUNS / name / f"defaults-{way}", resume=True, **settings)
     rows = evaluation_batches(run.unpruned, run.tokenizer, task_of(run.unpruned), str(data), Settings())
     before = row_statistics(find_sites(copy.deepcopy(run.unpruned).float()), rows)
     results = {}

@@ -2,8 +2,8 @@
 
 Methods that remove heads are compared on the classifiers of experiments/offline: five scoring samples, quality at ten
 points of the curve (after every head of ALBERT) on all test rows, or on as many as ROWS says. With --fitted, six heads
-are removed at a time, and least squares fits what is left. What was measured is kept in experiments/measured, and the tables of
-docs/results.md are written after each comparison; one that was interrupted goes on.
+are removed at a time, and least squares fits what is left. What was measured is kept in experiments/measured, and the
+tables of docs/results.md are written after each comparison; one that was interrupted goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import numpy as np
-from defaults import MEASURED, NAMES
+from defaults import MEASURED, NAMES, heads_at_once
 from offline import HERE, RUNS, classifier_of, tell
 
 import greedy_gnorm as gg
@@ -53,7 +53,7 @@ def measure(name: str, fitted: bool) -> None:
 def settings(name: str, fitted: bool) -> dict[str, Any]:
     """How the methods are compared on a task."""
     common = {**SAMPLES, "eval_samples": ROWS.get(name)}
-    return {**common, **FITTED, "heads_per_step": 1 if name == "reactions" else 6} if fitted else {**common, **PLAIN}
+    return {**common, **FITTED, "heads_per_step": heads_at_once(name)} if fitted else {**common, **PLAIN}
 
 
 def summary(comparison: Comparison) -> dict[str, Any]:
