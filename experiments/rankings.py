@@ -1,37 +1,48 @@
 """Rank methods over tasks: python experiments/rankings.py
 
-The means of the curves are those of the record of heads (experiments/heads.py). Friedman's test asks whether the
+The means of the curves are read from the tables of docs/results.md, one for each task. Friedman's test asks whether the
 methods differ at all; two of them differ if their mean ranks are further apart than Nemenyi's critical difference. The
 table is written into docs/results.md, and the picture is docs/figures/ranks.png.
 """
 
 from __future__ import annotations
 
-import json
 import sys
+from pathlib import Path
 
 import numpy as np
-from defaults import MEASURED, NAMES
 from matplotlib import pyplot
-from offline import HERE
 from scipy import stats
 
+from greedy_gnorm.pruning.methods import PAPER
 from greedy_gnorm.report.tables import as_markdown
 
+HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "benchmarks"))
 
-from pages import DOCS, write
+from pages import DOCS, write  # noqa: E402
 
 PAGE = "results.md"
+RECORD = "The record of heads"
+"""A section that has tasks of other sections again."""
 LEVEL = 0.05
 
 
-def means() -> dict[str, dict[str, float]]:
-    """The mean over the curve by task and method, as the record of heads has it."""
-    paths = {name: MEASURED / f"heads-{name}.json" for name in NAMES}
-    return {
-        name: json.loads(path.read_text(encoding="utf-8"))["means"] for name, path in paths.items() if path.exists()
-    }
+def tables(text: str) -> dict[str, dict[str, float]]:
+    """The mean over the curve by task and method, from the first table of each section that has the paper's methods."""
+    found: dict[str, dict[str, float]] = {}
+    section, header = "", list[str]()
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("## "):
+            section, header = line.removeprefix("## "), []
+        elif line.startswith("| method | runs | before |") and section not in found:
+            header, found[section] = cells, {}
+        elif header and line.startswith("| ") and cells[0] in PAPER:
+            found[section][cells[0]] = float(cells[header.index("mean")].split()[0].rstrip("*="))
+        elif not line.startswith("|"):
+            header = []
+    return {task: means for task, means in found.items() if set(means) == set(PAPER) and task != RECORD}
 
 
 def critical_difference(methods: int, tasks: int) -> float:
@@ -64,23 +75,19 @@ def draw(ranks: dict[str, float], difference: float) -> None:
 
 
 def main() -> None:
-    found = means()
-    methods = list(next(iter(found.values())))
-    values = np.array([[found[task][method] for method in methods] for task in found])
+    means = tables((DOCS / PAGE).read_text(encoding="utf-8"))
+    values = np.array([[means[task][method] for method in PAPER] for task in means])
     by_task = stats.rankdata(-values, axis=1)
-    ranks = dict(zip(methods, by_task.mean(0).tolist(), strict=True))
-    test, difference = stats.friedmanchisquare(*values.T), critical_difference(len(methods), len(found))
+    ranks = dict(zip(PAPER, by_task.mean(0).tolist(), strict=True))
+    test, difference = stats.friedmanchisquare(*values.T), critical_difference(len(PAPER), len(means))
     draw(ranks, difference)
-    methods.sort(key=ranks.__getitem__)
-    cells = [
-        [method, *(f"{rank:g}" for rank in by_task[:, list(ranks).index(method)]), f"{ranks[method]:.2f}"]
-        for method in methods
-    ]
+    cells = [[task, *(f"{rank:g}" for rank in line)] for task, line in zip(means, by_task, strict=True)]
+    cells.append(["mean rank", *(f"{ranks[method]:.2f}" for method in PAPER)])
     told = (
         f"Friedman's chi-square {test.statistic:.1f}, p = {test.pvalue:.4f}; the critical difference of mean ranks is "
         f"{difference:.2f}.\n\n"
     )
-    write(PAGE, "ranks", told + as_markdown(["rank by the mean of the curve", *found, "mean rank"], cells))
+    write(PAGE, "ranks", told + as_markdown(["rank by the mean of the curve", *PAPER], cells))
 
 
 if __name__ == "__main__":
