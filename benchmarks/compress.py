@@ -89,22 +89,22 @@ def rounds(scoring: Batches, calibration: Batches, count: int, share: float = 0.
     stored = Calibration(original, calibration)
     store = Timer(lambda: [stored.weights(original[0], number) for number in range(len(calibration))])
     recovery = Timer(Recovery("least-squares", SOLVERS["least-squares"], stored))
-    own, timer = NormalEquations._multiply, Timer(NormalEquations._multiply)
+    own, timer = NormalEquations.add, Timer(NormalEquations.add)
     needed = 0.0
     store()
     try:
         for number in range(1, count + 1):
             scores = score()
             remove(sites, pick_round(scores, sites, scores.order(), budget, costs, number))
-            NormalEquations._multiply = lambda self: timer(self)  # type: ignore[method-assign]
+            NormalEquations.add = lambda self, *rows: timer(self, *rows)  # type: ignore[method-assign]
             recovery(sites)
-            NormalEquations._multiply = own  # type: ignore[method-assign]
+            NormalEquations.add = own  # type: ignore[method-assign]
             scored += seconds(lambda: plain_forward(original.model, scoring))
             calibrated += seconds(lambda: plain_forward(original.model, calibration))
             needed += seconds(lambda: plain_forward(sites.model, calibration)) + products(sites, calibration)
             print(f"round {number}: {recovery.seconds:.0f} s", flush=True)
     finally:
-        NormalEquations._multiply = own  # type: ignore[method-assign]
+        NormalEquations.add = own  # type: ignore[method-assign]
     gram, fitted = timer.seconds, recovery.seconds - timer.seconds
     allowed, spent = 4 * scored + calibrated + gram, score.seconds + recovery.seconds + store.seconds
     of_scoring, of_calibration = (f"plain forwards of the {rows} rows per round" for rows in ("scoring", "calibration"))

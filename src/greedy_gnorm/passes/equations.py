@@ -12,8 +12,6 @@ from greedy_gnorm.passes.processes import gather_tensors, world_size
 
 BLOCK = 256
 """Columns of X'X that are computed at once."""
-MANY = 4096
-"""Rows that are multiplied at once where memory allows: adding products to the sums takes as long for a few of them."""
 
 
 class _Rows(NamedTuple):
@@ -35,40 +33,26 @@ class NormalEquations:
     known.
     """
 
-    def __init__(self, inputs: int, outputs: int, device: torch.device | None = None, *, at_once: int = 1) -> None:
-        """With `at_once`, batches wait until they have so many rows."""
-        self._inputs, self._at_once = inputs, at_once
+    def __init__(self, inputs: int, outputs: int, device: torch.device | None = None) -> None:
+        self._inputs = inputs
         self._products = torch.zeros(inputs, inputs + outputs, dtype=torch.float64, device=device)
         nothing = self._products.new_zeros(inputs + outputs)
         self._batches = [_Rows(0.0, nothing, nothing)]
-        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
 
     @property
     def count(self) -> float:
         """The sum of the weights."""
-        return self._centre().weight
+        return sum(rows.weight for rows in self._batches)
 
     def add(self, inputs: Tensor, targets: Tensor, weights: Tensor) -> None:
         """Add rows with weights, (N,); they are multiplied in float32 at least."""
-        self._waiting.append((inputs, targets, weights))
-        if sum(len(each) for each, _, _ in self._waiting) >= self._at_once:
-            self._multiply()
-
-    def _multiply(self) -> None:
-        """Add the products of the rows that wait to the sums."""
-        if not self._waiting:
-            return
-        inputs, targets, each = zip(*self._waiting, strict=True)
-        self._waiting, weights = [], torch.cat(each)
-        exact = torch.promote_types(torch.promote_types(inputs[0].dtype, targets[0].dtype), torch.float32)
-        rows = weights.new_empty(len(weights), self._products.shape[1], dtype=exact)
-        torch.cat(inputs, out=rows[:, : self._inputs])
-        torch.cat(targets, out=rows[:, self._inputs :])
         total = float(weights.sum(dtype=torch.float64))
         if not total:
             return
-        mean = (weights.double() / total).to(rows.dtype) @ rows
-        root = weights.sqrt().to(rows.dtype)
+        exact = torch.promote_types(torch.promote_types(inputs.dtype, targets.dtype), torch.float32)
+        rows = torch.cat([inputs.to(exact), targets.to(exact)], dim=1)
+        mean = (weights.double() / total).to(exact) @ rows
+        root = weights.sqrt().to(exact)
         rows.sub_(mean).mul_(root[:, None])
         left = (root @ rows).double() / total
         self._batches.append(_Rows(total, mean.double() + left, left))
@@ -78,7 +62,6 @@ class NormalEquations:
 
     def _centre(self) -> _Rows:
         """Make one batch of all, with products that are centred by its means."""
-        self._multiply()
         if len(self._batches) > 1:
             counts = self._products.new_tensor([rows.weight for rows in self._batches])[:, None]
             means = torch.stack([rows.means for rows in self._batches])  # (batches, D + d)
@@ -90,7 +73,7 @@ class NormalEquations:
             for start in range(0, self._inputs, BLOCK):  # X'X is symmetric
                 end = min(start + BLOCK, self._inputs)
                 self._products[end : self._inputs, start:end] = self._products[start:end, end : self._inputs].mT
-            self._batches = [_Rows(float(counts.sum()), mean, torch.zeros_like(mean))]
+            self._batches = [_Rows(self.count, mean, torch.zeros_like(mean))]
         return self._batches[0]
 
     @property

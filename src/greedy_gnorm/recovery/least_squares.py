@@ -39,7 +39,7 @@ from greedy_gnorm.model.modeling_pruned import kept_channels
 from greedy_gnorm.model.modes import evaluating
 from greedy_gnorm.model.sites import Site, Sites, find_sites, weight_of
 from greedy_gnorm.passes.calibration import Calibration, Sample, Target
-from greedy_gnorm.passes.equations import MANY, NormalEquations
+from greedy_gnorm.passes.equations import NormalEquations
 from greedy_gnorm.passes.stack import Stream, classifier_samples, through_layers
 from greedy_gnorm.phases import counted, phase
 from greedy_gnorm.recovery.distillation import Distillation
@@ -170,7 +170,7 @@ class Recovery:
         """Let the input maps of a site read the best estimate of what they receive in the unpruned model."""
         maps = {path: self._original_input(site, path) for path in self._stream(site)}
         weight, _ = next(iter(maps.values()))
-        equations = NormalEquations(len(weight), len(weight), weight.device, at_once=MANY)
+        equations = NormalEquations(len(weight), len(weight), weight.device)
         for stream in streams:
             equations.add(stream.states, stream.original, stream.weights)
         equations = equations.gathered()
@@ -248,7 +248,7 @@ class Recovery:
 
 
 def _equations(samples: Iterable[tuple[Sample, Target]], weight: Tensor) -> NormalEquations:
-    equations = NormalEquations(weight.shape[0], weight.shape[1], weight.device, at_once=MANY)
+    equations = NormalEquations(weight.shape[0], weight.shape[1], weight.device)
     for sample, target in samples:
         equations.add(sample.inputs, target.sums - sample.residuals, target.weights)
     return equations
