@@ -62,27 +62,39 @@ def table(spent: dict[str, float]) -> str:
     return as_markdown(["phase", "share of the time"], cells)
 
 
-def main(model: str | None, data: str | None) -> None:
+def of_comparison(model: str, data: str) -> None:
+    """Write the phases of a comparison with few points."""
     from comparison import SETTINGS  # here, so that the measured process starts with as little as the command does
+    from pages import write
+
+    with tempfile.TemporaryDirectory() as folder:
+        spent = measured(
+            ["compare", model, "--data", data, *SETTINGS, "--points", "6", "--quiet", "--out", f"{folder}/run"]
+        )
+    write("performance.md", "comparison-phases", table(spent))
+
+
+def of_pruning() -> None:
+    """Write the phases of a run on the demo's classifier, and their share outside of passes."""
     from pages import write
 
     from greedy_gnorm.demo import prepare
 
+    assets = prepare()
     with tempfile.TemporaryDirectory() as folder:
-        shown = ["--quiet", "--out", f"{folder}/run"]
-        if model and data:
-            spent = measured(["compare", model, "--data", data, *SETTINGS, "--points", "6", *shown])
-            write("performance.md", "comparison-phases", table(spent))
-            return
-        assets = prepare()
-        spent = measured(["prune", str(assets.model), "--data", str(assets.data), *shown])
+        spent = measured(["prune", str(assets.model), "--data", str(assets.data), "--quiet", "--out", f"{folder}/run"])
     outside = 1 - sum(spent.get(name, 0.0) for name in PASSES) / sum(spent.values())
     told = f"{outside:.0%} of the time is outside of passes (to reach: at most 33 %).\n\n"
     write("performance.md", "phases", told + table(spent))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--here"]:
-        _measure_here(float(sys.argv[2]), sys.argv[3:])
-    else:
-        main(*(sys.argv[1:] or (None, None)))
+    match sys.argv[1:]:
+        case ["--here", begun, *arguments]:
+            _measure_here(float(begun), arguments)
+        case [model, data]:
+            of_comparison(model, data)
+        case []:
+            of_pruning()
+        case _:
+            sys.exit(__doc__)

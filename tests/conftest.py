@@ -222,16 +222,12 @@ def without_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 EVERY_FAMILY = pytest.mark.parametrize("family", list(FAMILY_CONFIGS))
-"""For the tests that must meet every family each time; in the others one stands for those that are built like it."""
+"""For the tests that must meet every family each time; in the others Llama stands for those that are built like it."""
 LIKE_LLAMA = ("llama-each", "mistral", "qwen2", "qwen3")
-LIKE_ROBERTA = ("xlm-roberta", "camembert", "electra")
 
 
 @pytest.fixture(
-    params=[
-        pytest.param(name, marks=[pytest.mark.slow] if name in (*LIKE_LLAMA, *LIKE_ROBERTA) else [])
-        for name in FAMILY_CONFIGS
-    ]
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in LIKE_LLAMA else []) for name in FAMILY_CONFIGS]
 )
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)

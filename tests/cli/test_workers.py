@@ -64,7 +64,7 @@ def lives(number):
     return True
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_worker_outlives_the_command(number, place, tmp_path):
     out = tmp_path / "run"
     running = gnorm(comparing(place, out, "--workers", 2, "--trajectories", 12))

@@ -93,7 +93,7 @@ def test_a_model_that_differs_in_its_configuration_alone_is_another(call, half, 
     (model_folder / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.1}))
     code, err = resumed(call, half, capsys)
     assert code == 2
-    assert "the settings of the model differ" in err
+    assert "the model configuration differs" in err
 
 
 def test_changed_data_of_the_same_time_is_other_data(call, half, rows, capsys):

@@ -199,10 +199,12 @@ def check_same(what: str, folder: Path, was: Mapping[str, Any], now: Mapping[str
 
 
 def _in_words(name: str, old: Any, new: Any) -> str:
-    """What differs between two runs; fingerprints would tell nobody anything."""
-    if name.startswith("model"):
-        return f"the {'weights' if name == 'model' else 'settings'} of the model differ"
-    return f"the {name} differ" if name.endswith(" rows") else f"{name} was {old!r} and is now {new!r}"
+    """What differs between two runs, with both values unless they are fingerprints."""
+    if name == "model":
+        return "the weights of the model differ"
+    if name == "model configuration" or name.endswith(" rows"):
+        return f"the {name} {'differ' if name.endswith('rows') else 'differs'}"
+    return f"{name} was {old!r} and is now {new!r}"
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
