@@ -8,7 +8,7 @@ from pages import write
 
 from greedy_gnorm.report.tables import as_markdown
 
-STEP = 1.36  # plain forwards of the scoring rows: the average of a whole walk, docs/performance.md
+STEP = 1.26  # plain forwards of the scoring rows: the average of a whole walk, docs/performance.md
 THROUGHPUT = 60e12  # multiply-adds x 2 a second that one GPU sustains on these matrices
 GATHER = 0.01  # seconds a step to put scores and predictions together
 SCORING, EVALUATION, TOKENS = 512, 2000, 128
