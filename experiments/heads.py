@@ -27,10 +27,10 @@ sys.path.insert(0, str(HERE.parent / "benchmarks"))
 
 from pages import write
 
-ROWS = {"inference": 1000, "languages": 1000, "reactions": 1000}
+ROWS = {"inference": 700, "languages": 700, "reactions": 700}
 """Evaluation rows where all of them would take hours."""
 SAMPLES = {"runs": 5, "trajectories": 5, "samples": 32}
-PLAIN = {"methods": "paper,gnorm-static,gnorm-plus-greedy,fisher-greedy", "points": 6}
+PLAIN = {"methods": "paper,gnorm-static,gnorm-plus-greedy,fisher-greedy,kl-fisher-greedy", "points": 6}
 FITTED = {
     "methods": "greedy-gnorm,fisher-greedy,reconstruction-loss-greedy,random",
     "recover": "least-squares",

@@ -29,6 +29,7 @@ import transformers
 import yaml
 
 import greedy_gnorm as gg
+from greedy_gnorm import demo
 from greedy_gnorm.data.loading import evaluation_batches, read_rows
 from greedy_gnorm.data.sources import read_splits
 from greedy_gnorm.model.sites import find_sites
@@ -101,7 +102,10 @@ def compress(model: Path, data: Path, folder: Path, shares: list[float], **setti
 
 
 def classifier_of(name: str) -> tuple[Path, Path]:
-    """The folder of the trained classifier of one experiment, and its data."""
+    """The folder of the trained classifier of one experiment or of the demo, and its data."""
+    if name == "demo":
+        assets = demo.prepare()
+        return assets.model, assets.data
     plan = yaml.safe_load((HERE / "offline" / f"{name}.yaml").read_text(encoding="utf-8"))
     data = SHARED / "data" / plan["data"]
     return classifier(plan, data, RUNS / name / "classifier"), data

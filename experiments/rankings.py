@@ -1,48 +1,37 @@
 """Rank methods over tasks: python experiments/rankings.py
 
-The means of the curves are read from the tables of docs/results.md, one for each task. Friedman's test asks whether the
+The means of the curves are those of the record of heads (experiments/heads.py). Friedman's test asks whether the
 methods differ at all; two of them differ if their mean ranks are further apart than Nemenyi's critical difference. The
 table is written into docs/results.md, and the picture is docs/figures/ranks.png.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from pathlib import Path
 
 import numpy as np
+from defaults import MEASURED, NAMES
 from matplotlib import pyplot
+from offline import HERE
 from scipy import stats
 
-from greedy_gnorm.pruning.methods import PAPER
 from greedy_gnorm.report.tables import as_markdown
 
-HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "benchmarks"))
 
-from pages import DOCS, write  # noqa: E402
+from pages import DOCS, write
 
 PAGE = "results.md"
-RECORD = "The record of heads"
-"""A section that has tasks of other sections again."""
 LEVEL = 0.05
 
 
-def tables(text: str) -> dict[str, dict[str, float]]:
-    """The mean over the curve by task and method, from the first table of each section that has the paper's methods."""
-    found: dict[str, dict[str, float]] = {}
-    section, header = "", list[str]()
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("## "):
-            section, header = line.removeprefix("## "), []
-        elif line.startswith("| method | runs | before |") and section not in found:
-            header, found[section] = cells, {}
-        elif header and line.startswith("| ") and cells[0] in PAPER:
-            found[section][cells[0]] = float(cells[header.index("mean")].split()[0].rstrip("*="))
-        elif not line.startswith("|"):
-            header = []
-    return {task: means for task, means in found.items() if set(means) == set(PAPER) and task != RECORD}
+def means() -> dict[str, dict[str, float]]:
+    """The mean over the curve by task and method, as the record of heads has it."""
+    paths = {name: MEASURED / f"heads-{name}.json" for name in NAMES}
+    return {
+        name: json.loads(path.read_text(encoding="utf-8"))["means"] for name, path in paths.items() if path.exists()
+    }
 
 
 def critical_difference(methods: int, tasks: int) -> float:
@@ -52,42 +41,63 @@ def critical_difference(methods: int, tasks: int) -> float:
 
 
 def draw(ranks: dict[str, float], difference: float) -> None:
-    """Mean ranks on a line; methods that can't be told apart are joined."""
+    """Mean ranks on a line, the better half named on the left; bars join methods that can't be told apart."""
     ordered = sorted(ranks.items(), key=lambda item: item[1])
-    figure, axis = pyplot.subplots(figsize=(7, 2.4), layout="constrained")
-    axis.set(xlim=(0.6, len(ranks) + 0.4), ylim=(-2.6, 1.6), yticks=[])
-    axis.set_xlabel("mean rank over the tasks (1 is the best)")
-    for side in ("left", "right", "top"):
-        axis.spines[side].set_visible(False)
+    half = (len(ordered) + 1) // 2
+    first, last = 1.0, float(len(ordered))
+    figure, axis = pyplot.subplots(figsize=(7.5, 0.34 * half + 1.7), layout="constrained")
+    axis.set(xlim=(first - 2.2, last + 2.2), ylim=(-0.62 * half - 1.6, 1.6))
+    axis.axis("off")
+    axis.plot([first, last], [0, 0], color="black", linewidth=1)
+    for rank in range(1, len(ordered) + 1):
+        axis.plot([rank, rank], [0, 0.15], color="black", linewidth=1)
+        axis.annotate(f"{rank}", (rank, 0.3), ha="center", fontsize=9)
+    bars = joined_ranks([rank for _, rank in ordered], difference)
+    for place, (start, end) in enumerate(bars):
+        axis.plot([start - 0.03, end + 0.03], [-0.22 - 0.2 * place] * 2, color="#D55E00", linewidth=3)
+    below = -0.22 - 0.2 * len(bars)
     for place, (method, rank) in enumerate(ordered):
-        axis.plot(rank, 0, "o", color="#0072B2")
-        above = (0, 8 + 24 * (place % 2))
-        axis.annotate(f"{method}\n{rank:.2f}", (rank, 0), above, textcoords="offset points", ha="center", fontsize=9)
-    level, joined = 0.0, 0.0
-    for _, rank in ordered:
-        last = max(other for _, other in ordered if other - rank <= difference)
-        if last > max(rank, joined):  # a bar within another says nothing new
-            level, joined = level - 0.6, last
-            axis.plot([rank, last], [level, level], color="#D55E00", linewidth=3)
-    axis.plot([1, 1 + difference], [-2.3, -2.3], color="black", linewidth=1)
-    axis.annotate("critical difference", (1 + difference / 2, -2.2), ha="center", fontsize=8)
+        left = place < half
+        level = below - 0.25 - 0.62 * (place if left else len(ordered) - 1 - place)
+        side = first - 0.3 if left else last + 0.3
+        axis.plot([rank, rank, side], [0, level, level], color="#0072B2", linewidth=0.9)
+        axis.plot(rank, 0, "o", color="#0072B2", markersize=5)
+        text = f"{method} {rank:.2f}" if left else f"{rank:.2f} {method}"
+        axis.annotate(text, (side, level), ha="right" if left else "left", va="center", fontsize=9)
+    axis.plot([first, first + difference], [1.1, 1.1], color="black", linewidth=2)
+    axis.annotate(f"critical difference {difference:.2f}", (first, 1.25), fontsize=9)
+    axis.annotate("mean rank, 1 is the best", (last, 1.25), ha="right", fontsize=9)
     figure.savefig(DOCS / "figures" / "ranks.png", dpi=110)
 
 
+def joined_ranks(ordered: list[float], difference: float) -> list[tuple[float, float]]:
+    """The first and last rank of each group of methods that can't be told apart; a group within another is left out."""
+    found: list[tuple[float, float]] = []
+    for rank in ordered:
+        last = max(other for other in ordered if other - rank <= difference)
+        if last > rank and (not found or last > found[-1][1]):
+            found.append((rank, last))
+    return found
+
+
 def main() -> None:
-    means = tables((DOCS / PAGE).read_text(encoding="utf-8"))
-    values = np.array([[means[task][method] for method in PAPER] for task in means])
+    found = means()
+    methods = list(next(iter(found.values())))
+    values = np.array([[found[task][method] for method in methods] for task in found])
     by_task = stats.rankdata(-values, axis=1)
-    ranks = dict(zip(PAPER, by_task.mean(0).tolist(), strict=True))
-    test, difference = stats.friedmanchisquare(*values.T), critical_difference(len(PAPER), len(means))
+    ranks = dict(zip(methods, by_task.mean(0).tolist(), strict=True))
+    test, difference = stats.friedmanchisquare(*values.T), critical_difference(len(methods), len(found))
     draw(ranks, difference)
-    cells = [[task, *(f"{rank:g}" for rank in line)] for task, line in zip(means, by_task, strict=True)]
-    cells.append(["mean rank", *(f"{ranks[method]:.2f}" for method in PAPER)])
+    methods.sort(key=ranks.__getitem__)
+    cells = [
+        [method, *(f"{rank:g}" for rank in by_task[:, list(ranks).index(method)]), f"{ranks[method]:.2f}"]
+        for method in methods
+    ]
     told = (
         f"Friedman's chi-square {test.statistic:.1f}, p = {test.pvalue:.4f}; the critical difference of mean ranks is "
         f"{difference:.2f}.\n\n"
     )
-    write(PAGE, "ranks", told + as_markdown(["rank by the mean of the curve", *PAPER], cells))
+    write(PAGE, "ranks", told + as_markdown(["rank by the mean of the curve", *found, "mean rank"], cells))
 
 
 if __name__ == "__main__":

@@ -54,11 +54,25 @@ def test_an_offline_file(path):
         Settings.of(plan["compress"])
 
 
-def test_ranks_are_those_of_the_tables():
-    means = rankings.tables((rankings.DOCS / rankings.PAGE).read_text(encoding="utf-8"))
-    assert len(means) == 6
-    assert means["MiniLM on tweets (BERT class, 6 x 12 heads)"]["greedy-gnorm"] == 0.776
+def test_ranks_are_by_the_means_of_the_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(rankings, "MEASURED", tmp_path)
+    written = {}
+    monkeypatch.setattr(rankings, "write", lambda page, place, text: written.update({place: text}))
+    monkeypatch.setattr(rankings, "draw", lambda ranks, difference: None)
+    for name, means in (("tweets", (0.5, 0.7, 0.6)), ("financial", (0.5, 0.6, 0.6)), ("demo", (0.4, 0.7, 0.5))):
+        found = {"means": dict(zip(("random", "greedy-gnorm", "ae"), means, strict=True))}
+        (tmp_path / f"heads-{name}.json").write_text(json.dumps(found), encoding="utf-8")
+    rankings.main()
+    assert "| greedy-gnorm | 1 | 1.5 | 1 | 1.17 |" in written["ranks"]
+
+
+def test_the_critical_difference_is_that_of_the_literature():
     assert rankings.critical_difference(5, 6) == pytest.approx(2.728 * (30 / 36) ** 0.5, abs=1e-3)  # Demsar 2006
+
+
+def test_bars_join_ranks_within_the_critical_difference():
+    assert rankings.joined_ranks([1.0, 2.0, 2.5, 4.0], 1.6) == [(1.0, 2.5), (2.5, 4.0)]
+    assert rankings.joined_ranks([1.0, 3.0], 1.6) == []
 
 
 def test_the_defaults_have_a_place_in_the_results(tmp_path, monkeypatch):

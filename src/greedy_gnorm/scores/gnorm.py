@@ -39,17 +39,20 @@ def gnorm(sites: Sites, batches: Batches, objective: Objective) -> Scores:
 
 @score(
     "gnorm-plus",
-    about="the score gnorm, normalised by layer",
+    about="the score gnorm of the loss, with labels drawn from the unpruned model, normalised by layer",
     paper="Guo and Sheridan 2026; Michel et al. 2019",
-    cost="1 forward, 1 backward",
-    objective="logit-norm",
+    cost="1 forward, 1 backward, 1 forward before the run",
+    objective="loss",
     kinds=(ATTENTION, FFN),
+    draws_labels=True,
 )
 def gnorm_plus(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     """The product of the mean norms of the unit's gradients, divided by the l2 norm of these products in its layer.
 
-    Gradients are smaller in some layers than in others, and a product of three of them much smaller: without the
-    division, whole layers are removed first. It is made in logarithms, in which the products can't underflow.
+    The norm of the logits can stay the same while the answer changes; for labels drawn from the unpruned model, the
+    loss is the divergence from it, up to a constant, on average. Gradients are smaller in some layers than in others,
+    and a product of three of them much smaller: without the division, whole layers are removed first. It is made in
+    logarithms, in which the products can't underflow.
     """
     found = gnorm(sites, batches, objective)
     logs = [_normalised(vector) for vector in found.keys]
