@@ -76,8 +76,9 @@ experiments: $(READY)
 	$(BIN)/python experiments/offline.py --joint
 	$(BIN)/python experiments/joint_tables.py
 	$(BIN)/python experiments/heads.py
+	$(BIN)/python experiments/rankings.py
 	$(BIN)/python experiments/heads.py --fitted
-	for way in labels own heads; do $(BIN)/python experiments/defaults.py $$way || exit 1; done
+	for way in labels own heads heads-own; do $(BIN)/python experiments/defaults.py $$way || exit 1; done
 
 clean:
 	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache

@@ -2,9 +2,10 @@
 
 Each classifier of experiments/offline, and the demo's, is compressed in 20 rounds, and the rounds that are nearest to
 some shares of the multiplications are measured on all test rows; the last ones also after distillation. WAY is `labels`
-(the default: down to a quarter), `own` (down to 15 %, with labels drawn from the unpruned model) or `heads` (`gnorm
-prune`: a twelfth of the heads at a time, fitted, until 80 % are gone). What was measured is kept in
-experiments/measured. At the end, and with `tables` for WAY, the tables of docs/results.md are written.
+(the default: down to a quarter), `own` (down to 15 %, with labels drawn from the unpruned model), `heads` (`gnorm
+prune`: a twelfth of the heads at a time, fitted, until 80 % are gone) or `heads-own` (the same with labels drawn from
+the unpruned model). What was measured is kept in experiments/measured. At the end, and with `tables` for WAY, the
+tables of docs/results.md are written.
 """
 
 from __future__ import annotations
@@ -54,8 +55,10 @@ class Way:
     settings: Mapping[str, Any]
     shares: Sequence[float]  # of the multiplications that are left, or of the heads that are gone
     distilled: Sequence[float] = ()
+    heads_alone: bool = False
 
 
+HEADS = {"method": "reconstruction-loss-greedy", "recover": "least-squares", "stop": "fraction=0.8"}
 WAYS = {
     "labels": Way(
         "Change of accuracy in points, by the multiplications that are left", {"macs": 0.25}, (0.5, 0.33, 0.25), (0.25,)
@@ -66,15 +69,8 @@ WAYS = {
         (0.5, 0.33, 0.25, 0.15),
         (0.25, 0.15),
     ),
-    "heads": Way(
-        "Heads alone, fitted, by the share of heads that is gone",
-        {
-            "method": "reconstruction-loss-greedy",
-            "recover": "least-squares",
-            "stop": "fraction=0.8",
-        },
-        (0.5, 0.8),
-    ),
+    "heads": Way("Heads alone, fitted, by the share of heads that is gone", HEADS, (0.5, 0.8), heads_alone=True),
+    "heads-own": Way("Heads alone, without labels", {**HEADS, "labels": "own"}, (0.5, 0.8), heads_alone=True),
 }
 
 
@@ -85,7 +81,7 @@ def measure(way: str, name: str) -> None:
         return
     model, data = classifier_of(name)
     prune, settings = gg.compress, WAYS[way].settings
-    if way == "heads":
+    if WAYS[way].heads_alone:
         prune, settings = gg.prune, {**settings, "heads_per_step": heads_at_once(name)}
     run = prune(str(model), str(data), out=RUNS / name / f"defaults-{way}", resume=True, **settings)
     rows = evaluation_batches(run.unpruned, run.tokenizer, task_of(run.unpruned), str(data), Settings())
@@ -106,7 +102,7 @@ def measure(way: str, name: str) -> None:
 
 def _nearest(run: gg.Run, way: str, share: float) -> int:
     """The step that is nearest to a share."""
-    if way == "heads":
+    if WAYS[way].heads_alone:
         total = sum(site.total for site in find_sites(run.unpruned, "heads"))
         shares = np.cumsum([len(step.removed) for step in run.steps]) / total
     else:

@@ -1,9 +1,10 @@
-"""The record of head pruning: python experiments/heads.py [--fitted] [NAME ...]
+"""The record of head pruning: python experiments/heads.py [--fitted] [--runs N] [NAME ...]
 
 Methods that remove heads are compared on the classifiers of experiments/offline: five scoring samples, quality at ten
 points of the curve (after every head of ALBERT) on all test rows, or on as many as ROWS says. With --fitted, six heads
 are removed at a time, and least squares fits what is left. What was measured is kept in experiments/measured, and the
-tables of docs/results.md are written after each comparison; one that was interrupted goes on.
+tables of docs/results.md are written after each comparison. One that was interrupted goes on, and one that was made
+with fewer scoring samples (--runs) gains the others.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from pages import write
 
 ROWS = {"inference": 700, "languages": 700, "reactions": 700}
 """Evaluation rows where all of them would take hours."""
-SAMPLES = {"runs": 5, "trajectories": 5, "samples": 32}
+RUNS_OF_EACH = 5
+SCORED = 32
 PLAIN = {"methods": "paper,gnorm-static,gnorm-plus-greedy,fisher-greedy,kl-fisher-greedy", "points": 6}
 FITTED = {
     "methods": "greedy-gnorm,fisher-greedy,reconstruction-loss-greedy,random",
@@ -39,20 +41,20 @@ FITTED = {
 SHOWN = ("method", "runs", "before", "at 25%", "at 50%", "at 75%", "at 81%", "mean", "scoring, forwards")
 
 
-def measure(name: str, fitted: bool) -> None:
-    """Compare the methods on one classifier, and keep the table."""
+def measure(name: str, fitted: bool, runs: int) -> None:
+    """Compare the methods on one classifier, and keep the table, unless there is one of as many runs."""
     kept = MEASURED / f"{_kind(fitted)}-{name}.json"
-    if kept.exists():
+    if kept.exists() and int(json.loads(kept.read_text(encoding="utf-8"))["cells"][0][1]) >= runs:
         return
     model, data = classifier_of(name)
     out = RUNS / name / _kind(fitted)
-    gg.compare(str(model), str(data), out=out, resume=True, on_step=tell, **settings(name, fitted))
+    gg.compare(str(model), str(data), out=out, resume=True, on_step=tell, **settings(name, fitted, runs))
     write_json(kept, summary(read_comparison(out)))
 
 
-def settings(name: str, fitted: bool) -> dict[str, Any]:
+def settings(name: str, fitted: bool, runs: int = RUNS_OF_EACH) -> dict[str, Any]:
     """How the methods are compared on a task."""
-    common = {**SAMPLES, "eval_samples": ROWS.get(name)}
+    common = {"runs": runs, "trajectories": runs, "samples": SCORED, "eval_samples": ROWS.get(name)}
     return {**common, **FITTED, "heads_per_step": heads_at_once(name)} if fitted else {**common, **PLAIN}
 
 
@@ -102,10 +104,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*NAMES, []], help="which classifiers; all by default")
     parser.add_argument("--fitted", action="store_true", help="fit what is left by least squares")
+    parser.add_argument("--runs", type=int, default=RUNS_OF_EACH, help=f"scoring samples; {RUNS_OF_EACH} by default")
     given = parser.parse_args()
     for name in given.names or NAMES:
         start = time.monotonic()
-        measure(name, given.fitted)
+        measure(name, given.fitted, given.runs)
         print(f"{name}: {time.monotonic() - start:.0f} s")
         write("results.md", _kind(given.fitted), tables(given.fitted))
 
