@@ -93,8 +93,9 @@ def main() -> None:
         [method, *(f"{rank:g}" for rank in by_task[:, list(ranks).index(method)]), f"{ranks[method]:.2f}"]
         for method in methods
     ]
+    chance = "p < 0.0001" if test.pvalue < 0.0001 else f"p = {test.pvalue:.4f}"
     told = (
-        f"Friedman's chi-square {test.statistic:.1f}, p = {test.pvalue:.4f}; the critical difference of mean ranks is "
+        f"Friedman's chi-square {test.statistic:.1f}, {chance}; the critical difference of mean ranks is "
         f"{difference:.2f}.\n\n"
     )
     write(PAGE, "ranks", told + as_markdown(["rank by the mean of the curve", *found, "mean rank"], cells))
