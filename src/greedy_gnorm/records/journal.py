@@ -202,8 +202,10 @@ def _in_words(name: str, old: Any, new: Any) -> str:
     """What differs between two runs, with both values unless they are fingerprints."""
     if name == "model":
         return "the weights of the model differ"
-    if name == "model configuration" or name.endswith(" rows"):
-        return f"the {name} {'differ' if name.endswith('rows') else 'differs'}"
+    if name == "model configuration":
+        return "the model configuration differs"
+    if name.endswith(" rows"):
+        return f"the {name} differ"
     return f"{name} was {old!r} and is now {new!r}"
 
 
