@@ -1,10 +1,10 @@
 """The record of head pruning: python experiments/heads.py [--fitted] [--runs N] [NAME ...]
 
 Methods that remove heads are compared on the classifiers of experiments/offline: five scoring samples, quality at ten
-points of the curve (after every head of ALBERT) on all test rows, or on as many as ROWS says. With --fitted, six heads
-are removed at a time, and least squares fits what is left. What was measured is kept in experiments/measured, and the
-tables of docs/results.md are written after each comparison. One that was interrupted goes on, and one that was made
-with fewer scoring samples (--runs) gains the others.
+points of the curve (after every head of ALBERT) on all test rows, or on as many as ROWS says. With --fitted, a sixth of
+the heads is removed at a time, and least squares fits what is left. What was measured is kept in experiments/measured,
+and the tables of docs/results.md are written after each comparison. One that was interrupted goes on, and one that was
+made with fewer scoring samples (--runs) gains the others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RUNS_OF_EACH = 5
 SCORED = 32
 PLAIN = {"methods": "paper,gnorm-static,gnorm-plus-greedy,fisher-greedy,kl-fisher-greedy", "points": 6}
 FITTED = {
-    "methods": "greedy-gnorm,fisher-greedy,reconstruction-loss-greedy,random",
+    "methods": "greedy-gnorm,kl-fisher-greedy,reconstruction-loss-greedy,random",
     "recover": "least-squares",
     "calibration_tokens": 16384,
 }
@@ -55,7 +55,7 @@ def measure(name: str, fitted: bool, runs: int) -> None:
 def settings(name: str, fitted: bool, runs: int = RUNS_OF_EACH) -> dict[str, Any]:
     """How the methods are compared on a task."""
     common = {"runs": runs, "trajectories": runs, "samples": SCORED, "eval_samples": ROWS.get(name)}
-    return {**common, **FITTED, "heads_per_step": heads_at_once(name)} if fitted else {**common, **PLAIN}
+    return {**common, **FITTED, "heads_per_step": 2 * heads_at_once(name)} if fitted else {**common, **PLAIN}
 
 
 def summary(comparison: Comparison) -> dict[str, Any]:

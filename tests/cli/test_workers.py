@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 
-import pytest
 from conftest import tiny_rows
 
 from greedy_gnorm.cli.app import main
@@ -64,27 +63,31 @@ def lives(number):
     return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_worker_outlives_the_command(number, place, tmp_path):
-    out = tmp_path / "run"
-    running = gnorm(comparing(place, out, "--workers", 2, "--trajectories", 12))
-    while not any(path.read_text().count("\n") > 1 for path in out.glob("parts/*/journal.jsonl")):
-        assert running.poll() is None, running.communicate()[1]
-        time.sleep(0.01)
-    (worker,) = children_of(running)
-    os.kill(running.pid, number)
-    _, err = running.communicate(timeout=60)  # returns when the worker has closed its outputs too
-    assert running.returncode == (130 if number == signal.SIGTERM else -number)
-    end = time.monotonic() + 20
-    while lives(worker) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not lives(worker)
-    if number == signal.SIGTERM:
-        assert "--resume" in err
-    again = gnorm(comparing(place, out, "--workers", 2, "--trajectories", 12, "--resume"))
-    _, err = again.communicate(timeout=300)
-    assert again.returncode == 0, err[-3000:]
-    assert len(walks(out)) == 14
+def test_no_worker_outlives_the_command(place, tmp_path):
+    """A scheduler's SIGTERM after a few steps, kill -9 after a few more; then one process finishes the comparison."""
+    out, walked = tmp_path / "run", 0
+    for number, code, resume in ((signal.SIGTERM, 130, []), (signal.SIGKILL, -9, ["--resume"])):
+        running = gnorm(comparing(place, out, "--workers", 2, "--trajectories", 12, *resume))
+        while steps_of(out) < walked + 2:
+            assert running.poll() is None, running.communicate()[1]
+            time.sleep(0.01)
+        (worker,) = children_of(running)
+        os.kill(running.pid, number)
+        _, err = running.communicate(timeout=60)  # returns when the worker has closed its outputs too
+        assert running.returncode == code
+        assert "--resume" in err  # said by the worker if the command was killed
+        end = time.monotonic() + 20
+        while lives(worker) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not lives(worker)
+        walked = steps_of(out)
+        assert walked < 14 * 9, "interrupted before the end"
+    assert main(comparing(place, out, "--trajectories", 12, "--resume")) == 0
+    assert [len(walk) for walk in walks(out).values()] == [9] * 14  # 8 heads, and the unpruned model
+
+
+def steps_of(folder):
+    return sum(path.read_text().count("\n") for path in folder.glob("parts/*/journal.jsonl"))
 
 
 def test_an_error_is_shown_once_and_ends_all(place, tmp_path):

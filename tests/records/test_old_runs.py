@@ -103,6 +103,8 @@ def test_the_table(old, capsys):
         steps[0]["parameters"],
         steps[5]["parameters"],
     ]
+    assert main(["table", str(old / "whole")]) == 0
+    assert "on the rows that the step was chosen on" in capsys.readouterr().err
 
 
 def test_a_step_is_taken(old, capsys):

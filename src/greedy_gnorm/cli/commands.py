@@ -208,6 +208,8 @@ def table(model: str, removed: int | None, form: str, *, trust_remote_code: bool
         parameters = parameter_table(model, removed, trust_remote_code=trust_remote_code)
     if form == "table":
         terminal.show_table(parameters.columns, parameters.cells)
+        if parameters.quality is not None:
+            terminal.say("The last row is on the rows that the step was chosen on. gnorm eval compares both on others.")
     else:
         print((as_csv if form == "csv" else as_markdown)(parameters.columns, parameters.cells), end="")
 
