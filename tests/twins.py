@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -329,3 +330,25 @@ def slow_effects(model: Any, batches: list[dict[str, torch.Tensor]]) -> list[np.
         for site in sites:
             effects[site.index].append(found[site.index].numpy() if site.survivors else np.zeros(0))
     return [np.stack(rows) for rows in effects]
+
+
+def slow_squares(model: Any, batches: list[dict[str, torch.Tensor]]) -> list[np.ndarray]:
+    """For each site (units left): the mean over sentences of the squared derivatives of gates, one per application."""
+    sites, totals, count = find_sites(model), dict[int, Any](), 0
+    for row in (row for batch in batches for row in unpadded(batch)):
+        labels, opened = row.pop("labels"), list[tuple[int, torch.Tensor]]()
+        with ExitStack() as stack:
+            for site in sites:
+
+                def multiply(module: Any, arguments: Any, site: Any = site, opened: Any = opened) -> Any:
+                    gate = torch.ones(len(site.survivors), dtype=model.dtype, requires_grad=True)
+                    opened.append((site.index, gate))
+                    return (arguments[0] * site.by_channel(gate),)
+
+                if site.survivors:
+                    stack.callback(site.output.register_forward_pre_hook(multiply).remove)
+            loss = torch.nn.functional.cross_entropy(model(**row).logits, labels)
+        for (index, _), gradient in zip(opened, torch.autograd.grad(loss, [gate for _, gate in opened]), strict=True):
+            totals[index] = totals.get(index, 0) + gradient.numpy() ** 2
+        count += 1
+    return [totals[site.index] / count if site.survivors else np.zeros(0) for site in sites]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import EVERY_FAMILY, tiny_batch, tiny_model, tiny_rows
 from scores.test_outputs import BATCHES, check, model_in
-from twins import slow_effects
+from twins import slow_effects, slow_squares
 
 import greedy_gnorm as gg
 from greedy_gnorm.data.batches import ready_batches
@@ -24,17 +24,22 @@ def drawn(model, batches):
     return [{**batch, "labels": item.labels} for batch, item in zip(batches, rows, strict=True)]
 
 
-def slow_fisher(model, batches):
-    """The mean over sentences of the squared derivatives of real gates on heads and neurons."""
-    return [np.square(effects).mean(0) for effects in slow_effects(model, batches)]
-
-
 @EVERY_FAMILY
 @pytest.mark.parametrize("state", ["whole", "cut"])
-def test_kl_fisher_is_the_fisher_score_with_drawn_labels(family, state):
+def test_kl_fisher_adds_squares_of_gates_with_drawn_labels(family, state):
     model = model_in(family, state)
     scores = gg.score(model, UNLABELLED, score="kl-fisher", units="both")
-    check(model, scores, slow_fisher(model, drawn(model, UNLABELLED)))
+    check(model, scores, slow_squares(model, drawn(model, UNLABELLED)))
+
+
+@pytest.mark.parametrize(("family", "shared"), [("bert", False), ("albert", True)])
+def test_effects_of_a_shared_head_do_not_cancel(family, shared):
+    """The square of their sum may be smaller or larger than the sum of their squares; without sharing they are one."""
+    model = model_in(family, "whole")
+    rows = drawn(model, UNLABELLED)
+    sums = [np.square(effects).mean(0) for effects in slow_effects(model, rows)]
+    apart = [not np.allclose(one, other) for one, other in zip(slow_squares(model, rows), sums, strict=True)]
+    assert all(apart) if shared else not any(apart)
 
 
 def test_labels_of_the_data_change_nothing():

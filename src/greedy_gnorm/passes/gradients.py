@@ -294,13 +294,17 @@ def gate_table(sites: Sites, batches: Batches, objective: Objective) -> list[Mat
     return np.split(table, ends, axis=1)
 
 
-def token_gate_squares(sites: Sites, batch: Batch, objective: Objective) -> list[Tensor]:
-    """The squared derivatives of a gate on each unit at each token, summed over tokens: (B, survivors) per site."""
+def gate_squares(sites: Sites, batch: Batch, objective: Objective, *, each_token: bool) -> list[Tensor]:
+    """The squared derivatives of a gate on each unit, (B, survivors) per site, summed over gates.
+
+    There is one at each application of a site, or at each of its tokens.
+    """
     found: dict[int, Tensor] = {}
     for site, products in _gate_products(sites, batch, objective):
-        by_token = site.by_unit(products.flatten(0, 1)).sum(-1).view(len(batch), -1, len(site.survivors))
+        effects = products if each_token else products.sum(1, keepdim=True)
+        by_gate = site.by_unit(effects.flatten(0, 1)).sum(-1).view(len(batch), -1, len(site.survivors))
         # As a norm, whose squares neither underflow nor overflow in float64
-        _add(found, site, torch.linalg.vector_norm(by_token, dim=1).square())
+        _add(found, site, torch.linalg.vector_norm(by_gate, dim=1).square())
     return _of_all_sites(found, sites, batch)
 
 

@@ -64,11 +64,10 @@ def fisher(sites: Sites, batches: Batches, objective: Objective) -> Scores:
     Where every token is a sample of its own, as in language models, there is a gate at each token and the squares are
     added: a few blocks of text are too few samples for the squares of sums.
     """
-    from greedy_gnorm.passes.gradients import token_gate_squares
     from greedy_gnorm.tasks.task import task_of
 
     if task_of(sites.model).tokens_alike:
-        return Scores(_means(sites, batches, lambda batch: token_gate_squares(sites, batch, objective)))
+        return _gate_squares(sites, batches, objective)
     return Scores(_gate_effects(sites, batches, objective, lambda effect: effect.square()))
 
 
@@ -87,8 +86,20 @@ def kl_fisher(sites: Sites, batches: Batches, objective: Objective) -> Scores:
 
     For such labels the loss is the divergence from the unpruned model, up to a constant, on average: half of the score
     is how much the divergence grows, to second order, when a gate of the unpruned model closes. No labels are needed.
+
+    Where layers share a module, each of its applications has a gate, and the squares are added: in the derivative of
+    one gate for all of them, large effects of opposite signs would cancel. Language models have one at each token.
     """
-    return fisher(sites, batches, objective)
+    return _gate_squares(sites, batches, objective)
+
+
+def _gate_squares(sites: Sites, batches: Batches, objective: Objective) -> Scores:
+    """The mean squared derivatives of gates at every application, or at every token if each is a sample of its own."""
+    from greedy_gnorm.passes.gradients import gate_squares
+    from greedy_gnorm.tasks.task import task_of
+
+    each_token = task_of(sites.model).tokens_alike
+    return Scores(_means(sites, batches, lambda batch: gate_squares(sites, batch, objective, each_token=each_token)))
 
 
 def _gate_effects(
