@@ -44,7 +44,7 @@ SHOWN = ("method", "runs", "before", "at 25%", "at 50%", "at 75%", "at 81%", "me
 def measure(name: str, fitted: bool, runs: int) -> None:
     """Compare the methods on one classifier, and keep the table, unless there is one of as many runs."""
     kept = MEASURED / f"{_kind(fitted)}-{name}.json"
-    if kept.exists() and int(json.loads(kept.read_text(encoding="utf-8"))["cells"][0][1]) >= runs:
+    if kept.exists() and json.loads(kept.read_text(encoding="utf-8"))["runs"] >= runs:
         return
     model, data = classifier_of(name)
     out = RUNS / name / _kind(fitted)
@@ -67,6 +67,7 @@ def summary(comparison: Comparison) -> dict[str, Any]:
     costs = scoring_forwards(comparison)
     return {
         "rows": comparison.header["data"]["evaluation"]["rows"],
+        "runs": min(map(len, comparison.curves.values())),
         "minutes": sum(sum(step.seconds.values()) for step in steps) / 60,
         "means": mean.means(comparison),
         "cells": [[*(row[place] for place in places), f"{costs[row[0]]:.0f}"] for row in cells],
