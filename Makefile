@@ -17,7 +17,7 @@ demo: $(READY)
 	$(BIN)/gnorm demo
 
 test: lint types
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: lint types
 	$(BIN)/python -m pytest -n 2
