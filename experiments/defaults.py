@@ -129,7 +129,7 @@ def tables() -> None:
 
 
 def _table(way: str) -> str:
-    """The change of accuracy by task, and its mean without the demo's; empty if nothing was measured."""
+    """The change of accuracy by task, and the mean of several without the demo's; empty if nothing was measured."""
     paths = {name: MEASURED / f"{name}-{way}.json" for name in NAMES}
     results = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
     if not results:
@@ -143,7 +143,7 @@ def _table(way: str) -> str:
     changes = [
         [np.diff(part["accuracy"]) for part in result.values()] for name, result in results.items() if name != "demo"
     ]
-    if changes:
+    if len(changes) > 1:
         means = (f"{100 * change:+.2f}" for change in np.mean(changes, axis=0).ravel())
         cells.append(["mean without the demo", "", "", *means])
     return as_markdown(["task", "test rows", "unpruned", *columns], cells)
